@@ -1,0 +1,60 @@
+# Helpers that keep every folder's CMakeLists.txt to a few lines.
+include(GNUInstallDirs)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+# ccache where it is installed: rebuilding another preset costs little.
+find_program(COSFORMER_CCACHE ccache)
+if(COSFORMER_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+      ${COSFORMER_CCACHE})
+endif()
+
+add_library(cosformer_options INTERFACE)
+target_compile_features(cosformer_options INTERFACE cxx_std_20)
+target_compile_options(cosformer_options INTERFACE -Wall -Wextra -Wpedantic -Wno-unknown-pragmas)
+if(COSFORMER_WERROR)
+  target_compile_options(cosformer_options INTERFACE -Werror)
+endif()
+if(COSFORMER_SANITIZE)
+  add_compile_options(-fsanitize=${COSFORMER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+  add_link_options(-fsanitize=${COSFORMER_SANITIZE})
+endif()
+
+# cosformer_library(NAME [folder deps...] [PRIVATE private deps...]): all sources of this folder (and below) as libcosformer_NAME.
+function(cosformer_library name)
+  cmake_parse_arguments(arg "" "" "DEPS;PRIVATE" ${ARGN})
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  if(NOT sources)  # until the folder has its first file
+    set(sources ${CMAKE_CURRENT_BINARY_DIR}/empty.cc)
+    file(WRITE ${sources} "")
+  endif()
+  add_library(cosformer_${name} STATIC ${sources})
+  add_library(cosformer::${name} ALIAS cosformer_${name})
+  target_include_directories(cosformer_${name} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_include_directories(cosformer_${name} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(cosformer_${name} PUBLIC ${arg_DEPS} PRIVATE $<BUILD_INTERFACE:cosformer_options> ${arg_PRIVATE})
+  set_target_properties(cosformer_${name} PROPERTIES EXPORT_NAME ${name} OUTPUT_NAME cosformer_${name})
+endfunction()
+
+# cosformer_test(FOLDER [deps...]): every *_test.cc of this folder as one executable and one ctest entry a suite.
+function(cosformer_test name)
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  if(NOT sources)
+    return()
+  endif()
+  add_executable(${name}_test ${sources})
+  target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name}_test PRIVATE ${ARGN} cosformer_options GTest::gtest GTest::gtest_main)
+  target_compile_definitions(${name}_test PRIVATE COSFORMER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name}_test)
+  set_tests_properties(${name} PROPERTIES LABELS ${name} TIMEOUT 1200)
+endfunction()

@@ -1,0 +1,144 @@
+// A model on disk: a folder with config.json, model.safetensors and the
+// tokenizer's files. Torch-free; reads with full validation, writes through a
+// temporary file and rename, so that nothing is ever half-written.
+#ifndef COSFORMER_FORMAT_H_
+#define COSFORMER_FORMAT_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cosformer/base.h"
+
+namespace cosformer {
+
+// Which attention a layer uses. Keys that a kind does not read must keep their
+// defaults.
+struct AttentionConfig {
+  std::string kind =
+      "cosformer";  // "cosformer", "linear", "softmax" (more kinds join)
+  std::string feature_map;  // "" = the kind's own: relu for cosformer, elu1 for
+                            // linear; "relu", "elu1", "identity"
+  int64_t reweight_len = 0;  // M; 0 = max_len for cosformer, none for linear
+  std::string normalizer = "sum";  // "sum", "none" (with an RMS norm a head)
+  double eps = 1e-6;               // floor of the denominator
+  double scale = 0.0;              // softmax: 0 = 1/sqrt(head_dim)
+  bool operator==(const AttentionConfig&) const = default;
+};
+
+// The generic Transformer (design: BERT-, GPT-, LLaMA- and T5-like by its
+// config). Persisted as config.json, versioned.
+struct ModelConfig {
+  int64_t format_version = 1;
+  int64_t vocab_size = 0;
+  int64_t type_vocab_size = 0;  // token types (BERT); 0 = none
+  int64_t embed_dim = 128;
+  bool embed_norm = false;  // a norm after the embeddings
+  double embed_scale = 1.0;
+  int64_t num_layers = 4;
+  int64_t num_decoder_layers = 0;
+  bool cross_attention = false;
+  int64_t num_heads = 4;
+  int64_t num_kv_heads = 0;  // 0 = num_heads
+  int64_t head_dim = 0;      // 0 = embed_dim / num_heads
+  int64_t ffn_dim = 0;       // 0 = 4 embed_dim
+  int64_t max_len = 256;     // tokens
+  bool is_causal = true;
+  std::string norm = "layernorm";  // "layernorm", "rmsnorm"
+  double norm_eps = 1e-5;
+  std::string norm_placement = "pre";  // "pre", "post"
+  std::string activation = "gelu";     // "gelu", "gelu_tanh", "relu", "silu"
+  bool gated = false;                  // act(gate x) * up x
+  std::string position =
+      "learned";  // "none", "learned", "sinusoidal", "rope", "t5"
+  int64_t position_offset = 0;
+  double rope_base = 10000.0;
+  int64_t rope_dim = 0;  // 0 = head_dim
+  bool rope_interleaved = false;
+  int64_t relative_buckets = 32;
+  int64_t max_distance = 128;
+  std::vector<AttentionConfig> attention{
+      AttentionConfig{}};  // one for all layers, or one a layer
+  double dropout = 0.0;
+  bool qkv_bias = true;
+  bool out_bias = true;
+  bool mlp_bias = true;
+  bool norm_bias = true;  // the bias of layernorm
+  bool tie_embeddings = true;
+  double logit_scale = 1.0;
+  double init_std = 0.02;
+  bool operator==(const ModelConfig&) const = default;
+
+  // What the zeros stand for.
+  int64_t kv_heads() const {
+    return num_kv_heads > 0 ? num_kv_heads : num_heads;
+  }
+  int64_t head_size() const {
+    return head_dim > 0 ? head_dim
+                        : (num_heads > 0 ? embed_dim / num_heads : 0);
+  }
+  int64_t ffn_size() const { return ffn_dim > 0 ? ffn_dim : 4 * embed_dim; }
+  const AttentionConfig& layer_attention(int64_t layer) const {
+    return attention.size() == 1 ? attention[0]
+                                 : attention[static_cast<size_t>(layer)];
+  }
+};
+
+// Every contradiction: heads that do not divide, an unknown kind, a dimension
+// of 0, an option that a kind lacks. Names the key.
+Status validate(const ModelConfig& config);
+// JSON text <-> config. An unknown key is an error that names the nearest known
+// one; a wrong type names key, found, expected.
+std::string to_json(const ModelConfig& config);
+Result<ModelConfig> model_config_from_json(std::string_view json);
+// The key in `known` nearest to `key` by edit distance, or "" when none is
+// near.
+std::string nearest_key(std::string_view key,
+                        const std::vector<std::string>& known);
+
+// A tensor inside a safetensors file; data points into the mapped file.
+struct TensorEntry {
+  DType dtype;
+  std::vector<int64_t> shape;
+  const void* data;
+  size_t bytes;
+};
+
+// A safetensors file, mapped read-only and validated whole: header length,
+// JSON, dtype names, sizes against shapes (overflow too), offsets in range, no
+// overlap, no gap, no duplicate names.
+class SafetensorsFile {
+ public:
+  static Result<SafetensorsFile> open(const std::string& path);
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+  SafetensorsFile& operator=(SafetensorsFile&&) noexcept;
+  ~SafetensorsFile();
+  const std::map<std::string, TensorEntry>& tensors() const;
+  const std::map<std::string, std::string>& metadata() const;
+
+ private:
+  struct Impl;
+  explicit SafetensorsFile(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Writes path.tmp, fsyncs, renames. Tensors are laid out in name order, data
+// aligned to 64 bytes.
+Status write_safetensors(const std::string& path,
+                         const std::map<std::string, TensorEntry>& tensors,
+                         const std::map<std::string, std::string>& metadata);
+
+// Whole small files: reads with a size limit; writes to a temporary neighbour,
+// fsync, rename, fsync of the folder.
+Result<std::string> read_file(const std::string& path,
+                              size_t max_bytes = size_t{1} << 30);
+Status write_file_atomically(const std::string& path, std::string_view content);
+// fsync of a folder, so that renames in it are durable.
+Status sync_folder(const std::string& path);
+
+}  // namespace cosformer
+
+#endif  // COSFORMER_FORMAT_H_
