@@ -1,0 +1,105 @@
+// Models: one generic Transformer by its ModelConfig, saved and loaded as a
+// model folder, and text generation with it.
+#ifndef COSFORMER_MODELS_H_
+#define COSFORMER_MODELS_H_
+
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cosformer/base.h"
+#include "cosformer/format.h"
+#include "cosformer/nn.h"
+#include "cosformer/text.h"
+
+namespace cosformer {
+
+// What a causal model carries from token to token: one state a layer. Linear
+// kinds have constant size, softmax a KV cache.
+struct ModelState {
+  std::vector<AttentionState> layers;
+  int64_t position = 0;  // tokens seen
+};
+
+// Smallest denominator of the linear layers' last forward and the share of rows
+// below eps, as 0-dim tensors (no synchronisation until read); NaN and 0 when
+// the model has no linear layer.
+struct DenominatorStats {
+  torch::Tensor min_denominator;
+  torch::Tensor clamped_share;
+};
+
+// The causal language model of a ModelConfig. Parameter names are the contract
+// of model.safetensors: embed.weight, position.weight,
+// layers.N.{attention_norm,attention.{q,k,v,out}_proj,ffn_norm,ffn.{up,gate,down}_proj},
+// final_norm, head.weight (when not tied).
+class TransformerImpl : public torch::nn::Module {
+ public:
+  // Throws c10::Error with validate()'s message for a bad config.
+  explicit TransformerImpl(const ModelConfig& config);
+
+  // ids: int64 [batch, seq], key_mask: bool [batch, seq] or none -> logits
+  // [batch, seq, vocab]. Beyond max_len (where positions are learned or M would
+  // be exceeded): an error that names both numbers and what to do.
+  torch::Tensor forward(
+      const torch::Tensor& ids,
+      const std::optional<torch::Tensor>& key_mask = std::nullopt);
+  // The next seq tokens after state (prefill, chunk or single token); updates
+  // state; no gradient. Logits [batch, seq, vocab].
+  torch::Tensor forward_with_state(const torch::Tensor& ids, ModelState& state);
+
+  const ModelConfig& config() const { return config_; }
+  // Trades time for memory: layers recompute their activations in the backward.
+  void set_activation_checkpointing(bool on);
+  // Collect DenominatorStats during forward (off by default).
+  void set_track_denominators(bool on);
+  DenominatorStats denominator_stats() const;
+
+ private:
+  ModelConfig config_;
+  struct Parts;
+  std::shared_ptr<Parts> parts_;
+};
+TORCH_MODULE(Transformer);
+
+// Writes config.json and model.safetensors (and the tokenizer's files) into
+// folder, which must exist or be creatable; files appear whole or not at all.
+Status save_model(const std::string& folder, const Transformer& model,
+                  const Tokenizer* tokenizer);
+struct LoadedModel {
+  Transformer model{nullptr};
+  std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
+};
+// A missing, extra or misshapen tensor is an error with expected, found and the
+// tensor's name.
+Result<LoadedModel> load_model(const std::string& folder);
+// Only config.json and the shapes of model.safetensors: for `info`.
+// (Use model_config_from_json and SafetensorsFile.)
+
+struct GenerateOptions {
+  int64_t tokens = 200;
+  double temperature = 1.0;  // 0 = greedy
+  int64_t top_k = 0;         // 0 = all
+  double top_p = 1.0;
+  uint64_t seed = 1;
+  bool rolling = false;  // past the last position: prefill again from the
+                         // latter half of the context, and go on
+};
+// Calls on_token for each new token; stops early when it returns false.
+// Sampling by Philox from (seed, step): the same on every machine. An error
+// past the positions that the model knows, unless rolling: after what fits was
+// streamed.
+Result<std::vector<int32_t>> generate(
+    Transformer& model, const std::vector<int32_t>& prompt,
+    const GenerateOptions& options,
+    const std::function<bool(int32_t token)>& on_token);
+
+}  // namespace cosformer
+
+#endif  // COSFORMER_MODELS_H_
