@@ -1,11 +1,10 @@
 # Each library that we lean on, and why it.
 
 # Highway: one SIMD source for every instruction set, run-time dispatch, maintained by Google.
-find_package(hwy 1.0.3 QUIET CONFIG)
 find_library(HWY_LIBRARY hwy REQUIRED)
 find_path(HWY_INCLUDE_DIR hwy/highway.h REQUIRED)
 add_library(cosformer_hwy INTERFACE)
-target_link_libraries(cosformer_hwy INTERFACE ${HWY_LIBRARY})
+target_link_libraries(cosformer_hwy INTERFACE $<BUILD_INTERFACE:${HWY_LIBRARY}> $<INSTALL_INTERFACE:hwy>)
 target_include_directories(cosformer_hwy SYSTEM INTERFACE $<BUILD_INTERFACE:${HWY_INCLUDE_DIR}>)
 
 # nlohmann-json: the most used JSON library of C++; exact integers, errors with positions.
@@ -16,7 +15,9 @@ find_library(SENTENCEPIECE_LIBRARY sentencepiece REQUIRED)
 find_library(SENTENCEPIECE_TRAIN_LIBRARY sentencepiece_train REQUIRED)
 find_path(SENTENCEPIECE_INCLUDE_DIR sentencepiece_processor.h REQUIRED)
 add_library(cosformer_sentencepiece INTERFACE)
-target_link_libraries(cosformer_sentencepiece INTERFACE ${SENTENCEPIECE_TRAIN_LIBRARY} ${SENTENCEPIECE_LIBRARY})
+target_link_libraries(cosformer_sentencepiece INTERFACE
+  $<BUILD_INTERFACE:${SENTENCEPIECE_TRAIN_LIBRARY}> $<BUILD_INTERFACE:${SENTENCEPIECE_LIBRARY}>
+  $<INSTALL_INTERFACE:sentencepiece_train> $<INSTALL_INTERFACE:sentencepiece>)
 target_include_directories(cosformer_sentencepiece SYSTEM INTERFACE $<BUILD_INTERFACE:${SENTENCEPIECE_INCLUDE_DIR}>)
 
 # CLI11: subcommands, validation and --help without code of our own.
@@ -40,7 +41,7 @@ if(COSFORMER_TORCH)
   find_package(Torch REQUIRED CONFIG)
   add_library(cosformer_torch INTERFACE)
   target_include_directories(cosformer_torch SYSTEM INTERFACE $<BUILD_INTERFACE:${TORCH_INCLUDE_DIRS}>)
-  target_link_libraries(cosformer_torch INTERFACE ${TORCH_LIBRARIES})
+  target_link_libraries(cosformer_torch INTERFACE "$<BUILD_INTERFACE:${TORCH_LIBRARIES}>" $<INSTALL_INTERFACE:torch>)
   separate_arguments(torch_flags UNIX_COMMAND "${TORCH_CXX_FLAGS}")
   target_compile_options(cosformer_torch INTERFACE ${torch_flags})
 endif()
