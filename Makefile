@@ -51,7 +51,7 @@ lint: format-check
 
 docs: setup
 	@build/venv/bin/python3 -c 'import material' 2>/dev/null || build/venv/bin/pip install -q -r tools/requirements-docs.txt
-	build/venv/bin/mkdocs build -q --strict -f docs/mkdocs.yml -d ../build/docs
+	build/venv/bin/mkdocs build -q --strict
 	@echo "build/docs/index.html"
 
 clean:

@@ -35,9 +35,8 @@ def prefix(tmp_path_factory):
 def build_and_run(source, prefix, tmp_path, *options):
     shutil.copytree(source, tmp_path / "source")
     binary = tmp_path / "build"
-    run(
-        "cmake", "-G", "Ninja", "-S", tmp_path / "source", "-B", binary, f"-DCMAKE_PREFIX_PATH={prefix}", *options
-    )  # fmt: skip
+    found_by = f"-DCMAKE_PREFIX_PATH={prefix}"
+    run("cmake", "-G", "Ninja", "-S", tmp_path / "source", "-B", binary, found_by, *options)
     run("cmake", "--build", binary)
     return run(binary / "consumer")
 
