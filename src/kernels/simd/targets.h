@@ -1,0 +1,17 @@
+// Which instruction sets the vector kernels are compiled for: the baseline of
+// the compiler's flags ("generic"), AVX2 and AVX-512. Included before Highway
+// in every source of this folder.
+#ifndef COSFORMER_SRC_KERNELS_SIMD_TARGETS_H_
+#define COSFORMER_SRC_KERNELS_SIMD_TARGETS_H_
+
+// More targets would double the build for machines between these.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+
+#include <hwy/targets.h>
+
+namespace cosformer {
+inline constexpr bool kBuiltForAvx512 = (HWY_TARGETS & HWY_AVX3) != 0;
+inline constexpr bool kBuiltForAvx2 = (HWY_TARGETS & HWY_AVX2) != 0;
+}  // namespace cosformer
+
+#endif  // COSFORMER_SRC_KERNELS_SIMD_TARGETS_H_
