@@ -1,0 +1,96 @@
+// The operators' schemas and which implementation serves which dispatch key.
+// The only file with registrations: linking anything of this library brings
+// them all.
+#include <torch/library.h>
+
+#include <string>
+
+#include "ops/linear_call.h"
+
+namespace cosformer::ops {
+namespace {
+
+constexpr char kLinearArguments[] =
+    "Tensor q, Tensor k, Tensor v, Tensor? q_start, Tensor? kv_start, "
+    "Tensor? key_mask, Tensor? query_mask, Tensor? cu_seqlens_q, "
+    "Tensor? cu_seqlens_k, Tensor? kv_state, Tensor? k_sum, "
+    "Tensor? state_start, Tensor? state_position, str feature_map, "
+    "int reweight_len, bool is_causal, str normalizer, float eps, "
+    "float rotary_base, bool rotary_interleaved";
+
+template <ForwardImpl impl>
+void implement_forward(torch::Library& m) {
+  m.impl("linear_attention", TORCH_FN(ForwardKernel<impl>::call));
+}
+template <BackwardImpl impl>
+void implement_backward(torch::Library& m) {
+  m.impl("linear_attention_backward", TORCH_FN(BackwardKernel<impl>::call));
+}
+
+}  // namespace
+
+ForwardOutputs call_forward(const LinearCall& c, const StateSpec& s,
+                            ForwardWanted wanted) {
+  using Signature = ForwardKernel<forward_cpu>::Signature;
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("cosformer::linear_attention", "")
+          .typed<Signature>();
+  return op.call(c.q, c.k, c.v, c.q_start, c.kv_start, c.key_mask, c.query_mask,
+                 c.cu_seqlens_q, c.cu_seqlens_k, c.kv_state, c.k_sum,
+                 c.state_start, c.state_position, c.feature_map, c.reweight_len,
+                 c.is_causal, c.normalizer, c.eps, c.rotary_base,
+                 c.rotary_interleaved, s.kind, s.feature_map, s.reweight_len,
+                 s.rotary_base, s.rotary_interleaved, wanted.state,
+                 wanted.denominator);
+}
+
+BackwardOutputs call_backward(const LinearGradients& g, const LinearCall& c) {
+  using Signature = BackwardKernel<backward_cpu>::Signature;
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("cosformer::linear_attention_backward", "")
+          .typed<Signature>();
+  return op.call(g.d_out, g.d_kv_state, g.d_k_sum, g.out, g.denominator,
+                 g.needs, c.q, c.k, c.v, c.q_start, c.kv_start, c.key_mask,
+                 c.query_mask, c.cu_seqlens_q, c.cu_seqlens_k, c.kv_state,
+                 c.k_sum, c.state_start, c.state_position, c.feature_map,
+                 c.reweight_len, c.is_causal, c.normalizer, c.eps,
+                 c.rotary_base, c.rotary_interleaved);
+}
+
+TORCH_LIBRARY(cosformer, m) {
+  const std::string arguments = kLinearArguments;
+  const std::string forward =
+      "linear_attention(" + arguments +
+      ", str state_kind, str state_feature_map, int state_reweight_len, "
+      "float state_rotary_base, bool state_rotary_interleaved, "
+      "bool return_state, bool return_denominator) -> (Tensor out, "
+      "Tensor denominator, Tensor kv_state, Tensor k_sum, Tensor start, "
+      "Tensor position)";
+  const std::string backward =
+      "linear_attention_backward(Tensor? d_out, Tensor? d_kv_state, "
+      "Tensor? d_k_sum, Tensor out, Tensor denominator, bool[5] needs, " +
+      arguments +
+      ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_kv_state_in, "
+      "Tensor d_k_sum_in)";
+  m.def(torch::schema(forward.c_str()));
+  m.def(torch::schema(backward.c_str()));
+}
+
+TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
+  implement_forward<forward_cpu>(m);
+  implement_backward<backward_cpu>(m);
+}
+
+TORCH_LIBRARY_IMPL(cosformer, Meta, m) {
+  implement_forward<forward_meta>(m);
+  implement_backward<backward_meta>(m);
+}
+
+TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
+  implement_forward<forward_autograd>(m);
+  implement_backward<backward_autograd>(m);
+}
+
+}  // namespace cosformer::ops
