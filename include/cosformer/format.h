@@ -88,18 +88,27 @@ struct ModelConfig {
 };
 
 // Every contradiction: heads that do not divide, an unknown kind, a dimension
-// of 0, an option that a kind lacks. Names the key.
+// of 0, an option that a kind or a position lacks. Names the key. What is
+// well-formed but that no model of this version can do is kNotSupported.
 Status validate(const ModelConfig& config);
 // JSON text <-> config. An unknown key is an error that names the nearest known
-// one; a wrong type names key, found, expected.
+// one; a wrong type names key, found, expected; a number out of its key's range
+// names the range; keys that are missing keep their defaults. Keys against each
+// other (and a vocab_size of 0) are validate()'s: call it before using the
+// config.
 std::string to_json(const ModelConfig& config);
 Result<ModelConfig> model_config_from_json(std::string_view json);
-// The key in `known` nearest to `key` by edit distance, or "" when none is
-// near.
+// The keys that config.json, and the objects under `attention`, may have.
+const std::vector<std::string>& model_config_keys();
+const std::vector<std::string>& attention_config_keys();
+// The key in `known` nearest to `key` by edit distance (case does not count),
+// or "" when none is near.
 std::string nearest_key(std::string_view key,
                         const std::vector<std::string>& known);
 
-// A tensor inside a safetensors file; data points into the mapped file.
+// A tensor inside a safetensors file, row-major. data is valid as long as the
+// SafetensorsFile and aligned to its element (a file that does not align it is
+// copied); null when bytes is 0.
 struct TensorEntry {
   DType dtype;
   std::vector<int64_t> shape;
@@ -109,7 +118,8 @@ struct TensorEntry {
 
 // A safetensors file, mapped read-only and validated whole: header length,
 // JSON, dtype names, sizes against shapes (overflow too), offsets in range, no
-// overlap, no gap, no duplicate names.
+// overlap, no gap, no duplicate names. Errors name the file and the tensor. A
+// dtype of the format that DType lacks (F8_E4M3, I16, ...) is kNotSupported.
 class SafetensorsFile {
  public:
   static Result<SafetensorsFile> open(const std::string& path);
@@ -125,16 +135,23 @@ class SafetensorsFile {
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes path.tmp, fsyncs, renames. Tensors are laid out in name order, data
-// aligned to 64 bytes.
+// Streams into a temporary neighbour, fsyncs, renames: the file is there whole
+// or not at all, and an older one survives an error. The data begins at a
+// multiple of 64; tensors follow by falling element size, then by name, so that
+// each is aligned to its element without gaps. data may be null when bytes is
+// 0. Peak memory: the header.
 Status write_safetensors(const std::string& path,
                          const std::map<std::string, TensorEntry>& tensors,
                          const std::map<std::string, std::string>& metadata);
 
-// Whole small files: reads with a size limit; writes to a temporary neighbour,
-// fsync, rename, fsync of the folder.
+// Whole small files. Errors name the path and the system's reason: kNotFound
+// for a missing file, kInvalidArgument for a folder, a device or a file above
+// max_bytes, kIoError otherwise (permissions).
 Result<std::string> read_file(const std::string& path,
                               size_t max_bytes = size_t{1} << 30);
+// To a temporary neighbour, fsync, rename, fsync of the folder. After an error
+// (full disk, file size limit, permissions) the old file is as it was and no
+// temporary is left; the message says how much was written.
 Status write_file_atomically(const std::string& path, std::string_view content);
 // fsync of a folder, so that renames in it are durable.
 Status sync_folder(const std::string& path);
