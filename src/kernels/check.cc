@@ -402,9 +402,9 @@ Status check_output_view(std::string_view where, std::string_view name,
   std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     return view.stride[a] < view.stride[b];
   });
+  if (std::count(view.size.begin(), view.size.end(), 0) > 0) return Status();
   int64_t span = view.size[3];
   for (size_t d : order) {
-    if (view.size[d] == 0) return Status();
     if (view.size[d] == 1) continue;
     if (view.stride[d] < span) {
       return invalid_argument(

@@ -428,7 +428,10 @@ void backward_head(const Call& call, const AttentionRow& row, int64_t row_index,
     const size_t js = static_cast<size_t>(j);
     Doubles d_key(static_cast<size_t>(call.dim), 0.0);
     if (call.key_is_real(row, j)) {
-      add_state_gradient(call, row, j, keys, d_kv_out, d_k_sum_out, d_keys);
+      // Nothing reaches a key through a state that nobody uses, whatever the
+      // key holds (0 x NaN would).
+      if (d_state_out.kv_state != nullptr)
+        add_state_gradient(call, row, j, keys, d_kv_out, d_k_sum_out, d_keys);
       d_key = raw_gradient(call, keys.features[js], d_keys.plain[js],
                            d_keys.turned[js], row.kv_start + j);
     }
