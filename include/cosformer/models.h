@@ -22,9 +22,14 @@ namespace cosformer {
 
 // What a causal model carries from token to token: one state a layer. Linear
 // kinds have constant size, softmax a KV cache.
+// A copy shares tensors that a decode step writes to: clone() to branch off.
 struct ModelState {
   std::vector<AttentionState> layers;
   int64_t position = 0;  // tokens seen
+
+  ModelState clone() const;
+  // Rows of the batch by index (int64), for beam search and batching.
+  ModelState select(const torch::Tensor& rows) const;
 };
 
 // Smallest denominator of the linear layers' last forward and the share of rows
@@ -35,14 +40,20 @@ struct DenominatorStats {
   torch::Tensor clamped_share;
 };
 
-// The causal language model of a ModelConfig. Parameter names are the contract
-// of model.safetensors: embed.weight, position.weight,
+// The language model of a ModelConfig: causal, or (is_causal false) an encoder
+// with a head. Parameter names are the contract of model.safetensors:
+// embed.weight, position.weight (learned), embed_norm (when asked),
 // layers.N.{attention_norm,attention.{q,k,v,out}_proj,ffn_norm,ffn.{up,gate,down}_proj},
-// final_norm, head.weight (when not tied).
+// final_norm (norm_placement "pre" only: "post" ends in a norm anyway),
+// head.weight (when not tied). position.weight has position_offset + max_len
+// rows; token t stands at row position_offset + t.
+// Matrices start at N(0, init_std), biases at 0, norms at 1.
 class TransformerImpl : public torch::nn::Module {
  public:
-  // Throws c10::Error with validate()'s message for a bad config.
-  explicit TransformerImpl(const ModelConfig& config);
+  // Throws c10::Error with validate()'s message for a bad config. initialize
+  // false leaves the parameters uninitialised (they are about to be loaded) and
+  // draws no random number.
+  explicit TransformerImpl(const ModelConfig& config, bool initialize = true);
 
   // ids: int64 [batch, seq], key_mask: bool [batch, seq] or none -> logits
   // [batch, seq, vocab]. Beyond max_len (where positions are learned or M would
@@ -51,10 +62,18 @@ class TransformerImpl : public torch::nn::Module {
       const torch::Tensor& ids,
       const std::optional<torch::Tensor>& key_mask = std::nullopt);
   // The next seq tokens after state (prefill, chunk or single token); updates
-  // state; no gradient. Logits [batch, seq, vocab].
-  torch::Tensor forward_with_state(const torch::Tensor& ids, ModelState& state);
+  // state; no gradient. Logits [batch, seq, vocab], or [batch, 1, vocab] of the
+  // last token alone. Equal to forward over the whole sequence, in evaluation
+  // mode. A fresh ModelState{} starts a sequence.
+  torch::Tensor forward_with_state(const torch::Tensor& ids, ModelState& state,
+                                   bool last_only = false);
 
   const ModelConfig& config() const { return config_; }
+  // Tokens that a sequence may have: max_len where positions come from a table
+  // (learned, sinusoidal), the smallest reweight_len + 1 of the cosine layers;
+  // none where every position is relative (rope, none) and no layer has the
+  // cosine.
+  std::optional<int64_t> max_positions() const;
   // Trades time for memory: layers recompute their activations in the backward.
   void set_activation_checkpointing(bool on);
   // Collect DenominatorStats during forward (off by default).
@@ -62,6 +81,9 @@ class TransformerImpl : public torch::nn::Module {
   DenominatorStats denominator_stats() const;
 
  private:
+  torch::Tensor embed(const torch::Tensor& ids, int64_t start) const;
+  torch::Tensor logits(torch::Tensor x) const;
+
   ModelConfig config_;
   struct Parts;
   std::shared_ptr<Parts> parts_;
@@ -77,7 +99,8 @@ struct LoadedModel {
   std::shared_ptr<const Tokenizer> tokenizer;  // null: the folder has none
 };
 // A missing, extra or misshapen tensor is an error with expected, found and the
-// tensor's name.
+// tensor's name. The model has the file's dtype and is in training mode, as a
+// new one; no random number is drawn.
 Result<LoadedModel> load_model(const std::string& folder);
 // Only config.json and the shapes of model.safetensors: for `info`.
 // (Use model_config_from_json and SafetensorsFile.)
@@ -93,8 +116,9 @@ struct GenerateOptions {
 };
 // Calls on_token for each new token; stops early when it returns false.
 // Sampling by Philox from (seed, step): the same on every machine. An error
-// past the positions that the model knows, unless rolling: after what fits was
-// streamed.
+// past the positions that the model knows (max_positions), unless rolling:
+// after what fits was streamed. An empty prompt is an error: there is nothing
+// to continue. The model runs in evaluation mode and returns to its own.
 Result<std::vector<int32_t>> generate(
     Transformer& model, const std::vector<int32_t>& prompt,
     const GenerateOptions& options,
