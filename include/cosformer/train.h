@@ -54,7 +54,17 @@ Result<RunConfig> read_run_config(const std::string& toml_path,
 Result<RunConfig> parse_run_config(std::string_view toml,
                                    const std::string& name,
                                    const std::vector<std::string>& overrides);
+// Every key but model.vocab_size, in the order of the structs; reading it back
+// gives the same config.
 std::string to_toml(const RunConfig& config);
+// Ranges and contradictions over the sections: context beyond max_len, a batch
+// that the accumulation does not divide, steps below 1. Names the key, found,
+// expected. (model.vocab_size 0 is fine: the tokenizer brings it.)
+Status validate(const RunConfig& config);
+
+// The learning rate of step 1, 2, ..., steps: a linear warm-up that reaches lr
+// at warmup_steps, then the schedule down to min_lr.
+double learning_rate(const TrainConfig& config, int64_t step);
 
 // What the loop reports; the program draws it.
 struct TrainProgress {
@@ -73,10 +83,21 @@ struct EvalResult {
   double bits_per_byte = 0;
   double perplexity = 0;
 };
+struct TrainStart {
+  int64_t parameters = 0, vocab_size = 0;
+  int64_t train_tokens = 0, validation_tokens = 0;
+  int64_t step = 0;  // 0, or the checkpoint's step when resumed
+  int threads = 0;
+  Baselines baselines;
+};
 struct TrainCallbacks {
   std::function<void(const TrainProgress&)> on_step;
   std::function<void(int64_t step, const EvalResult&, bool is_best)> on_eval;
   std::function<void(const std::string& message)> on_message;
+  // While the text is read and tokenised: bytes done, bytes in all.
+  std::function<void(int64_t done, int64_t total)> on_data;
+  // Once, before the first step.
+  std::function<void(const TrainStart&)> on_start;
 };
 struct TrainReport {
   int64_t step = 0;
@@ -84,7 +105,10 @@ struct TrainReport {
   int64_t best_step = 0;
   bool interrupted = false, stopped_early = false;
   Baselines baselines;
-  double seconds = 0;
+  double seconds = 0;                // over all parts of a resumed run
+  double min_denominator = 0;        // smallest seen; NaN: no linear kind
+  double clamped_share = 0;          // of the last log step
+  std::string last_path, best_path;  // checkpoints; best_path may be empty
 };
 
 // Trains into out_dir: config.toml, metrics.jsonl, checkpoints/step-N/ (each a
@@ -99,7 +123,9 @@ Result<TrainReport> train(const RunConfig& config, const std::string& out_dir,
 
 // Loss of a model folder on the whole validation part (or, with whole_text, on
 // everything): windows of `context` without gaps or overlap, each token
-// predicted once.
+// predicted once (the first has nothing before it). In float32. context 0 = the
+// model's max_len, batch_size 0 = one that suits the sizes; the model's own
+// tokenizer is used. An empty data.cache_dir = a temporary folder.
 Result<EvalResult> evaluate(const std::string& model_dir,
                             const DataConfig& data, int64_t context,
                             int64_t batch_size, bool whole_text);

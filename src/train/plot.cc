@@ -1,0 +1,228 @@
+// loss.png of a run: gnuplot draws, fed through a pipe.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <iomanip>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "train/metrics.h"
+
+namespace cosformer {
+namespace train_internal {
+namespace {
+
+using Points = std::vector<std::pair<double, double>>;
+
+struct Curves {
+  Points train, validation;
+  std::string kind;
+  double unigram = 0, bigram = 0;  // 0 = not known
+};
+
+double number(const Json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_number() ? found->get<double>() : 0.0;
+}
+
+Curves curves_of(const std::vector<Json>& lines) {
+  Curves curves;
+  for (const Json& line : lines) {
+    const std::string type = line.value("type", "");
+    const std::pair<double, double> point = {number(line, "step"),
+                                             number(line, "loss")};
+    if (type == "train") curves.train.push_back(point);
+    if (type == "eval") curves.validation.push_back(point);
+    if (type == "start") {
+      curves.kind = line.value("kind", "");
+      curves.unigram = number(line, "unigram_loss");
+      curves.bigram = number(line, "bigram_loss");
+    }
+  }
+  return curves;
+}
+
+// Mean over a centred window that shrinks towards both ends, so that no end
+// lags behind its points.
+Points smoothed(const Points& points) {
+  const auto n = static_cast<int64_t>(points.size());
+  const int64_t half = std::max<int64_t>(1, n / 50);
+  Points out;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t reach = std::min({half, i, n - 1 - i});
+    double sum = 0;
+    for (int64_t j = i - reach; j <= i + reach; ++j) {
+      sum += points[static_cast<size_t>(j)].second;
+    }
+    out.emplace_back(points[static_cast<size_t>(i)].first,
+                     sum / static_cast<double>(2 * reach + 1));
+  }
+  return out;
+}
+
+void append_block(std::ostringstream& out, const char* name,
+                  const Points& points) {
+  out << "$" << name << " << END\n";
+  for (const auto& [x, y] : points) out << x << " " << y << "\n";
+  out << "END\n";
+}
+
+// A name inside a double-quoted string of gnuplot, its markup switched off.
+std::string quoted(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (c != '\n') out += c;
+  }
+  return out;
+}
+
+std::string script_of(const Curves& curves, const std::string& png) {
+  double first = 0, last = 0;
+  double low = std::numeric_limits<double>::infinity(), high = 0;
+  for (const Points* points : {&curves.train, &curves.validation}) {
+    for (const auto& [x, y] : *points) {
+      last = std::max(last, x);
+      low = std::min(low, y);
+      high = std::max(high, y);
+    }
+  }
+  for (const double baseline : {curves.unigram, curves.bigram}) {
+    if (baseline <= 0) continue;
+    low = std::min(low, baseline);
+    high = std::max(high, baseline);
+  }
+  low *= 0.95;
+  high *= 1.02;
+  std::ostringstream out;
+  out << std::setprecision(10);
+  append_block(out, "train", curves.train);
+  append_block(out, "smooth", smoothed(curves.train));
+  append_block(out, "validation", curves.validation);
+  out << "set terminal pngcairo size 1400,900 font 'DejaVu Sans,18' "
+         "background rgb 'white'\n"
+      << "set output \"" << quoted(png) << "\"\n"
+      << "set border 3 lc rgb '#555555' lw 1.5\n"
+      << "set tics nomirror out scale 0.6 tc rgb '#333333'\n"
+      << "set grid ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
+      << "set lmargin 10\nset rmargin 4\n"
+      << "set xlabel 'step' tc rgb '#333333'\n"
+      << "set ylabel 'loss (nats a token)' tc rgb '#333333' offset 0.5\n"
+      << "set key top right spacing 1.3 samplen 2.5 tc rgb '#333333'\n"
+      << "set xrange [" << first << ":" << std::max(last, 1.0) << "]\n"
+      << "set logscale y\nset yrange [" << low << ":" << high
+      << "]\n"
+      // A log axis spans less than a decade here: round values at even steps.
+      << "unset mytics\nset format y '%g'\nset ytics (" <<
+      [&] {
+        const double span = high - low;
+        const double step = span > 4     ? 1.0
+                            : span > 1.6 ? 0.5
+                            : span > 0.8 ? 0.2
+                            : span > 0.3 ? 0.1
+                                         : 0.05;
+        std::ostringstream tics;
+        for (double t = std::ceil(low / step) * step; t <= high; t += step) {
+          tics << (tics.tellp() > 0 ? ", " : "") << t;
+        }
+        return tics.str();
+      }()
+      << ")\n";
+  std::ostringstream title;
+  title << std::fixed << std::setprecision(3);
+  title << curves.kind;
+  if (!curves.validation.empty()) {
+    const auto best = std::min_element(
+        curves.validation.begin(), curves.validation.end(),
+        [](const auto& a, const auto& b) { return a.second < b.second; });
+    title << ": validation loss " << curves.validation.back().second
+          << " at step "
+          << static_cast<int64_t>(curves.validation.back().first);
+    if (best->first != curves.validation.back().first) {
+      title << " (best " << best->second << " at step "
+            << static_cast<int64_t>(best->first) << ")";
+    }
+  }
+  out << "set title \"" << quoted(title.str())
+      << "\" noenhanced font ',20' tc rgb '#222222'\n";
+  int label = 0;
+  const std::pair<const char*, double> baselines[] = {
+      {"unigram", curves.unigram}, {"bigram", curves.bigram}};
+  for (const auto& [name, value] : baselines) {
+    if (value <= 0) continue;
+    ++label;
+    out << "set arrow " << label << " from graph 0, first " << value
+        << " to graph 1, first " << value
+        << " nohead dt (12,8) lw 1.8 lc rgb '#8a8a8a'\n"
+        << "set label " << label << " \"" << name << " " << std::fixed
+        << std::setprecision(3) << value << std::defaultfloat
+        << std::setprecision(10) << "\" at graph 0.02, first " << value
+        << " offset 0,0.6 left font ',15' tc rgb '#6a6a6a'\n";
+  }
+  out << "plot $train with lines lw 1 lc rgb '#b04c8ed9' notitle, "
+         "$smooth with lines lw 3 lc rgb '#1f6fc4' title 'training', "
+         "$validation with linespoints lw 3 pt 7 ps 1.3 lc rgb '#d9541e' "
+         "title 'validation'\n";
+  return out.str();
+}
+
+}  // namespace
+}  // namespace train_internal
+
+Status plot_run(const std::string& run_dir, const std::string& png_path) {
+  using namespace train_internal;  // NOLINT: this file's own helpers
+  auto lines = read_metrics(run_dir + "/metrics.jsonl");
+  if (!lines.ok()) return lines.status();
+  const Curves curves = curves_of(*lines);
+  if (curves.train.empty() && curves.validation.empty()) {
+    return invalid_argument(run_dir,
+                            "/metrics.jsonl: no losses in it, expected lines "
+                            "of type train or eval: train longer than "
+                            "train.log_every steps");
+  }
+  // Drawn beside its place and renamed: an old plot stays until it is replaced.
+  const std::string temporary = png_path + ".tmp";
+  const std::string script = script_of(curves, temporary);
+  FILE* gnuplot = ::popen("exec gnuplot 2>/dev/null", "w");
+  if (gnuplot == nullptr) {
+    return io_error("gnuplot: cannot start: ", strerror(errno));
+  }
+  // A gnuplot that is not there closes the pipe: an error, not a signal.
+  struct sigaction ignore{}, before{};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGPIPE, &ignore, &before);
+  (void)std::fwrite(script.data(), 1, script.size(), gnuplot);
+  const int status = ::pclose(gnuplot);
+  ::sigaction(SIGPIPE, &before, nullptr);
+  std::error_code error;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+    return not_found(
+        "gnuplot: not found, so there is no plot: install gnuplot (Debian: "
+        "gnuplot-nox) and run `cosformer plot ",
+        run_dir, "`");
+  }
+  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 ||
+      std::filesystem::file_size(temporary, error) == 0 || error) {
+    std::filesystem::remove(temporary, error);
+    return io_error("gnuplot: failed on ", png_path,
+                    ": it needs the pngcairo terminal and a folder that it "
+                    "may write to");
+  }
+  std::filesystem::rename(temporary, png_path, error);
+  if (error) {
+    return io_error(png_path, ": cannot write: ", error.message());
+  }
+  return {};
+}
+
+}  // namespace cosformer
