@@ -2,90 +2,15 @@
 // kernels, nothing else.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/SmallVector.h>
 
+#include "ops/cpu_inputs.h"
 #include "ops/errors.h"
 #include "ops/executor.h"
 #include "ops/linear_call.h"
 #include "ops/linear_checks.h"
-#include "ops/views.h"
 
 namespace cosformer::ops {
 namespace {
-
-using Integers = c10::SmallVector<int64_t, 8>;
-
-// Kernel inputs, and what has to live as long as they do.
-class CpuInputs {
- public:
-  explicit CpuInputs(const LinearCall& call) {
-    rows_ = call.cu_seqlens_q ? call.cu_seqlens_q->size(0) - 1 : call.q.size(0);
-    inputs_.q = view(dense_rows(call.q, q_));
-    inputs_.k = view(dense_rows(call.k, k_));
-    inputs_.v = view(dense_rows(call.v, v_));
-    if (call.key_mask)
-      mask(*call.key_mask, key_mask_, inputs_.key_mask,
-           inputs_.key_mask_stride);
-    if (call.query_mask)
-      mask(*call.query_mask, query_mask_, inputs_.query_mask,
-           inputs_.query_mask_stride);
-    if (call.cu_seqlens_q) {
-      inputs_.num_sequences = rows_;
-      inputs_.cu_seqlens_q = integers(*call.cu_seqlens_q, cu_seqlens_q_);
-      inputs_.cu_seqlens_k = call.cu_seqlens_k
-                                 ? integers(*call.cu_seqlens_k, cu_seqlens_k_)
-                                 : inputs_.cu_seqlens_q;
-    }
-    if (call.kv_state) {
-      kv_state_ = call.kv_state->contiguous();
-      k_sum_ = call.k_sum->contiguous();
-      inputs_.state = {kv_state_.const_data_ptr(), k_sum_.const_data_ptr(),
-                       integers(*call.state_start, state_start_),
-                       integers(*call.state_position, state_position_)};
-    }
-    // No start: 0, or where the state stands.
-    inputs_.q_start = call.q_start ? integers(*call.q_start, q_start_)
-                                   : inputs_.state.position;
-    inputs_.kv_start = call.kv_start ? integers(*call.kv_start, kv_start_)
-                                     : inputs_.state.position;
-  }
-  CpuInputs(const CpuInputs&) = delete;
-  CpuInputs& operator=(const CpuInputs&) = delete;
-
-  const LinearAttentionInputs& inputs() const { return inputs_; }
-  int64_t rows() const { return rows_; }
-
- private:
-  static void mask(const at::Tensor& tensor, at::Tensor& holder,
-                   const uint8_t*& data, int64_t& stride) {
-    holder = tensor.size(1) <= 1 || tensor.stride(1) == 1 ? tensor
-                                                          : tensor.contiguous();
-    data = static_cast<const uint8_t*>(holder.const_data_ptr());
-    stride = holder.stride(0);
-  }
-
-  // A 0-dim tensor is repeated for every row; never nullptr, which would mean
-  // that nothing is given.
-  const int64_t* integers(const at::Tensor& tensor, Integers& buffer) const {
-    const int64_t count = tensor.dim() == 0 ? rows_ : tensor.size(0);
-    const int64_t stride = tensor.dim() == 0 ? 0 : tensor.stride(0);
-    buffer.resize(std::max<int64_t>(count, 1));
-    if (tensor.scalar_type() == at::kInt) {
-      const int32_t* data = tensor.const_data_ptr<int32_t>();
-      for (int64_t i = 0; i < count; ++i) buffer[i] = data[i * stride];
-    } else {
-      const int64_t* data = tensor.const_data_ptr<int64_t>();
-      for (int64_t i = 0; i < count; ++i) buffer[i] = data[i * stride];
-    }
-    return buffer.data();
-  }
-
-  LinearAttentionInputs inputs_;
-  int64_t rows_ = 0;
-  at::Tensor q_, k_, v_, key_mask_, query_mask_, kv_state_, k_sum_;
-  Integers q_start_, kv_start_, cu_seqlens_q_, cu_seqlens_k_, state_start_,
-      state_position_;
-};
 
 bool is_normalized(const LinearCall& call) { return call.normalizer == "sum"; }
 

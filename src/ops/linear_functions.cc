@@ -1,5 +1,6 @@
 // The public C++ functions of linear attention.
 #include "cosformer/ops.h"
+#include "ops/decode_step.h"
 #include "ops/errors.h"
 #include "ops/linear_call.h"
 
@@ -99,6 +100,27 @@ std::tuple<at::Tensor, std::optional<LinearState>> cosformer_attention(
               "', expected 'relu' (linear_attention takes others)");
   }
   return linear_attention(q, k, v, args);
+}
+
+at::Tensor linear_attention_decode_step_(const at::Tensor& q,
+                                         const at::Tensor& k,
+                                         const at::Tensor& v,
+                                         LinearState& state,
+                                         const LinearAttentionArgs& args) {
+  if (args.q_start || args.kv_start || args.cu_seqlens_q || args.cu_seqlens_k ||
+      args.state || args.return_state) {
+    ops::fail(
+        "linear_attention_decode_step_: starts, packing, state and "
+        "return_state must be unset: the state is an argument of its own and "
+        "gives the positions");
+  }
+  return ops::call_decode_step(
+      {q, k, v, state.kv_state, state.k_sum, state.position, state.start,
+       args.key_mask, args.query_mask, args.feature_map,
+       args.reweight_len.value_or(0), args.normalizer, args.eps,
+       args.rotary_base.value_or(0.0), args.rotary_interleaved},
+      {state.kind, state.feature_map, state.reweight_len, state.rotary_base,
+       state.rotary_interleaved});
 }
 
 }  // namespace cosformer

@@ -5,7 +5,10 @@
 
 #include <string>
 
+#include "ops/decode_step.h"
 #include "ops/linear_call.h"
+#include "ops/linear_state.h"
+#include "ops/rotary.h"
 
 namespace cosformer::ops {
 namespace {
@@ -27,7 +30,29 @@ void implement_backward(torch::Library& m) {
   m.impl("linear_attention_backward", TORCH_FN(BackwardKernel<impl>::call));
 }
 
+template <DecodeImpl impl>
+void implement_decode_step(torch::Library& m) {
+  m.impl("linear_attention_decode_step_", TORCH_FN(DecodeKernel<impl>::call));
+}
+
+constexpr char kSpecArguments[] =
+    "str state_kind, str state_feature_map, int state_reweight_len, "
+    "float state_rotary_base, bool state_rotary_interleaved";
+
 }  // namespace
+
+at::Tensor call_decode_step(const DecodeCall& c, const StateSpec& s) {
+  using Signature = DecodeKernel<decode_step_cpu>::Signature;
+  static const auto op =
+      c10::Dispatcher::singleton()
+          .findSchemaOrThrow("cosformer::linear_attention_decode_step_", "")
+          .typed<Signature>();
+  return op.call(c.q, c.k, c.v, c.kv_state, c.k_sum, c.position, c.start,
+                 c.key_mask, c.query_mask, c.feature_map, c.reweight_len,
+                 c.normalizer, c.eps, c.rotary_base, c.rotary_interleaved,
+                 s.kind, s.feature_map, s.reweight_len, s.rotary_base,
+                 s.rotary_interleaved);
+}
 
 ForwardOutputs call_forward(const LinearCall& c, const StateSpec& s,
                             ForwardWanted wanted) {
@@ -62,10 +87,8 @@ BackwardOutputs call_backward(const LinearGradients& g, const LinearCall& c) {
 TORCH_LIBRARY(cosformer, m) {
   const std::string arguments = kLinearArguments;
   const std::string forward =
-      "linear_attention(" + arguments +
-      ", str state_kind, str state_feature_map, int state_reweight_len, "
-      "float state_rotary_base, bool state_rotary_interleaved, "
-      "bool return_state, bool return_denominator) -> (Tensor out, "
+      "linear_attention(" + arguments + ", " + kSpecArguments +
+      ", bool return_state, bool return_denominator) -> (Tensor out, "
       "Tensor denominator, Tensor kv_state, Tensor k_sum, Tensor start, "
       "Tensor position)";
   const std::string backward =
@@ -76,21 +99,58 @@ TORCH_LIBRARY(cosformer, m) {
       "Tensor d_k_sum_in)";
   m.def(torch::schema(forward.c_str()));
   m.def(torch::schema(backward.c_str()));
+  const std::string decode_step =
+      std::string(
+          "linear_attention_decode_step_(Tensor q, Tensor k, Tensor v, "
+          "Tensor(a!) kv_state, Tensor(b!) k_sum, Tensor(c!) position, "
+          "Tensor start, Tensor? key_mask, Tensor? query_mask, "
+          "str feature_map, int reweight_len, str normalizer, float eps, "
+          "float rotary_base, bool rotary_interleaved, ") +
+      kSpecArguments + ") -> Tensor";
+  m.def(torch::schema(decode_step.c_str()));
+  m.def(
+      "apply_rotary(Tensor x, Tensor? positions, SymInt start, float base, "
+      "bool interleaved, bool inverse) -> Tensor");
+  m.def(
+      "sinusoidal_positions(int max_len, int dim, *, Device? device=None) -> "
+      "Tensor");
+  m.def(
+      "linear_state_save(Tensor kv_state, Tensor k_sum, Tensor start, "
+      "Tensor position, str kind, str feature_map, int reweight_len, "
+      "float rotary_base, bool rotary_interleaved, str path) -> ()",
+      &save_state);
+  m.def(
+      "linear_state_load(str path) -> (Tensor kv_state, Tensor k_sum, "
+      "Tensor start, Tensor position, str kind, str feature_map, "
+      "int reweight_len, float rotary_base, bool rotary_interleaved)",
+      &load_state);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
   implement_forward<forward_cpu>(m);
   implement_backward<backward_cpu>(m);
+  implement_decode_step<decode_step_cpu>(m);
+  m.impl("apply_rotary", TORCH_FN(rotary_cpu));
+  m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_cpu));
 }
 
 TORCH_LIBRARY_IMPL(cosformer, Meta, m) {
   implement_forward<forward_meta>(m);
   implement_backward<backward_meta>(m);
+  implement_decode_step<decode_step_meta>(m);
+  m.impl("apply_rotary", TORCH_FN(rotary_meta));
+  m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_meta));
 }
 
 TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
   implement_forward<forward_autograd>(m);
   implement_backward<backward_autograd>(m);
+  implement_decode_step<decode_step_autograd>(m);
+  m.impl("apply_rotary", TORCH_FN(rotary_autograd));
+}
+
+TORCH_LIBRARY_IMPL(cosformer, BackendSelect, m) {
+  m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_select));
 }
 
 }  // namespace cosformer::ops

@@ -1,0 +1,373 @@
+// A state on disk: one safetensors file with the tensors kv_state, k_sum, start
+// and position, and what made them as metadata. The format layer is no
+// dependency of the operators (and reads models); four known tensors need
+// little of it, and JSON is read by nlohmann-json.
+#include <ATen/ops/empty.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "ops/errors.h"
+#include "ops/linear_state.h"
+
+namespace cosformer::ops {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr char kFormat[] = "cosformer.linear_state";
+constexpr char kVersion[] = "1";
+constexpr uint64_t kMaxHeader = uint64_t{1} << 20;
+constexpr std::array<const char*, 4> kNames = {"kv_state", "k_sum", "start",
+                                               "position"};
+
+const char* dtype_name(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return "F32";
+  if (dtype == at::kDouble) return "F64";
+  return "I64";
+}
+
+std::string errno_text() { return std::strerror(errno); }
+
+// A new file that appears under its name whole or not at all.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::string path)
+      : path_(std::move(path)), temporary_(path_ + ".tmp.XXXXXX") {
+    descriptor_ = ::mkstemp(temporary_.data());
+    if (descriptor_ < 0) {
+      fail("LinearState::save: cannot create a file beside ", path_, ": ",
+           errno_text());
+    }
+  }
+  ~AtomicFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+    if (!committed_) ::unlink(temporary_.c_str());
+  }
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(const void* data, size_t bytes) {
+    const char* from = static_cast<const char*>(data);
+    while (bytes > 0) {
+      const ssize_t written = ::write(descriptor_, from, bytes);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) {
+        fail("LinearState::save: cannot write ", path_, ": ", errno_text());
+      }
+      from += written;
+      bytes -= static_cast<size_t>(written);
+    }
+  }
+
+  void commit() {
+    // mkstemp makes the file private; others follow the process's mask.
+    const mode_t mask = ::umask(0);
+    ::umask(mask);
+    ::fchmod(descriptor_, 0666 & ~mask);
+    if (::fsync(descriptor_) != 0 || ::close(descriptor_) != 0) {
+      fail("LinearState::save: cannot finish ", path_, ": ", errno_text());
+    }
+    descriptor_ = -1;
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+      fail("LinearState::save: cannot put the file in place as ", path_, ": ",
+           errno_text());
+    }
+    committed_ = true;
+    const size_t slash = path_.rfind('/');
+    const std::string folder =
+        slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+    const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY);
+    if (descriptor >= 0) {
+      ::fsync(descriptor);
+      ::close(descriptor);
+    }
+  }
+
+ private:
+  std::string path_, temporary_;
+  int descriptor_ = -1;
+  bool committed_ = false;
+};
+
+// The file's bytes behind error messages that name it.
+class StateReader {
+ public:
+  explicit StateReader(std::string_view path) : path_(path) {
+    std::ifstream file(path_, std::ios::binary | std::ios::ate);
+    if (!file) bad("cannot be opened: ", errno_text());
+    const std::streamoff size = file.tellg();
+    if (size < 0) bad("cannot be read: ", errno_text());
+    bytes_.resize(static_cast<size_t>(size));
+    file.seekg(0);
+    file.read(bytes_.data(), size);
+    if (!file) bad("cannot be read: ", errno_text());
+    parse_header();
+  }
+
+  const std::string& metadata(const char* key) const {
+    const auto found = metadata_->find(key);
+    if (found == metadata_->end() || !found->is_string())
+      bad("has no metadata '", key, "'");
+    return found->get_ref<const std::string&>();
+  }
+
+  at::Tensor tensor(const char* name, int64_t rank) {
+    const auto found = header_.find(name);
+    if (found == header_.end()) bad("has no tensor ", name);
+    const Json& entry = *found;
+    if (!entry.is_object() || !entry.contains("dtype") ||
+        !entry["dtype"].is_string() || !entry.contains("shape") ||
+        !entry["shape"].is_array() || !entry.contains("data_offsets") ||
+        !entry["data_offsets"].is_array() ||
+        entry["data_offsets"].size() != 2) {
+      bad("tensor ", name, " has a malformed entry");
+    }
+    const std::string dtype = entry["dtype"].get<std::string>();
+    const bool is_float = rank > 1;
+    at::ScalarType type = at::kLong;
+    uint64_t width = 8;
+    if (is_float && dtype == "F32") {
+      type = at::kFloat;
+      width = 4;
+    } else if (is_float && dtype == "F64") {
+      type = at::kDouble;
+    } else if (is_float || dtype != "I64") {
+      bad("tensor ", name, " is ", dtype, ", expected ",
+          is_float ? "F32 or F64" : "I64");
+    }
+    std::vector<int64_t> shape;
+    uint64_t bytes = width;
+    for (const Json& size : entry["shape"]) {
+      if (!size.is_number_unsigned()) bad("tensor ", name, " has a bad shape");
+      const uint64_t n = size.get<uint64_t>();
+      if (__builtin_mul_overflow(bytes, n, &bytes) ||
+          n > static_cast<uint64_t>(INT64_MAX)) {
+        bad("tensor ", name, " has more elements than a file can hold");
+      }
+      shape.push_back(static_cast<int64_t>(n));
+    }
+    if (static_cast<int64_t>(shape.size()) != rank) {
+      bad("tensor ", name, " has ", shape.size(), " dimensions, expected ",
+          rank);
+    }
+    const Json& offsets = entry["data_offsets"];
+    if (!offsets[0].is_number_unsigned() || !offsets[1].is_number_unsigned())
+      bad("tensor ", name, " has bad offsets");
+    const uint64_t begin = offsets[0].get<uint64_t>();
+    const uint64_t end = offsets[1].get<uint64_t>();
+    if (begin > end || end > data_bytes() || end - begin != bytes) {
+      bad("tensor ", name, " lies at [", begin, ", ", end, ") of ",
+          data_bytes(), " bytes, expected ", bytes, " bytes inside");
+    }
+    used_ += bytes;
+    at::Tensor result = at::empty(shape, type);
+    if (bytes > 0) {
+      std::memcpy(result.mutable_data_ptr(), bytes_.data() + data_ + begin,
+                  bytes);
+    }
+    return result;
+  }
+
+  // After the last tensor: nothing but them.
+  void check_complete() const {
+    if (used_ != data_bytes()) {
+      bad("has ", data_bytes(), " bytes of data, its tensors take ", used_);
+    }
+  }
+
+  template <typename... Parts>
+  [[noreturn]] void bad(const Parts&... parts) const {
+    fail("LinearState::load: ", path_, " ", parts...);
+  }
+
+ private:
+  uint64_t data_bytes() const { return bytes_.size() - data_; }
+
+  void parse_header() {
+    uint64_t length = 0;
+    if (bytes_.size() < sizeof(length)) {
+      bad("has ", bytes_.size(),
+          " bytes, too short for a state: truncated or not a state file");
+    }
+    for (int i = 7; i >= 0; --i)
+      length = length << 8 | static_cast<unsigned char>(bytes_[i]);
+    if (length > kMaxHeader || length > bytes_.size() - sizeof(length)) {
+      bad("announces a header of ", length, " bytes, has ",
+          bytes_.size() - sizeof(length),
+          " left: truncated or not a state file");
+    }
+    data_ = sizeof(length) + length;
+    std::set<std::string> seen;
+    std::string duplicate;
+    const auto callback = [&](int depth, Json::parse_event_t event,
+                              Json& parsed) {
+      if (depth == 1 && event == Json::parse_event_t::key &&
+          !seen.insert(parsed.get<std::string>()).second) {
+        duplicate = parsed.get<std::string>();
+      }
+      return true;
+    };
+    const char* begin = bytes_.data() + sizeof(length);
+    header_ = Json::parse(begin, begin + length, callback,
+                          /*allow_exceptions=*/false);
+    if (!header_.is_object()) bad("has a header that is not a JSON object");
+    if (!duplicate.empty()) bad("names '", duplicate, "' twice");
+    const auto metadata = header_.find("__metadata__");
+    if (metadata == header_.end() || !metadata->is_object())
+      bad("has no metadata, expected format ", kFormat);
+    metadata_ = &*metadata;
+    for (const auto& [name, entry] : header_.items()) {
+      bool known = name == "__metadata__";
+      for (const char* expected : kNames) known = known || name == expected;
+      if (!known) bad("has an unknown tensor '", name, "'");
+    }
+  }
+
+  std::string path_;
+  std::vector<char> bytes_;
+  size_t data_ = 0;
+  uint64_t used_ = 0;
+  Json header_;
+  const Json* metadata_ = nullptr;
+};
+
+int64_t parse_integer(const StateReader& reader, const char* key) {
+  const std::string& text = reader.metadata(key);
+  char* end = nullptr;
+  errno = 0;
+  const long long value = std::strtoll(text.c_str(), &end, 10);
+  if (text.empty() || *end != '\0' || errno != 0 || value < 0)
+    reader.bad("has ", key, " '", text, "', expected an integer >= 0");
+  return value;
+}
+
+double parse_double(const StateReader& reader, const char* key) {
+  const std::string& text = reader.metadata(key);
+  char* end = nullptr;
+  const double value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= 0) || value > 1e300)
+    reader.bad("has ", key, " '", text, "', expected a number >= 0");
+  return value;
+}
+
+}  // namespace
+
+void save_state(const at::Tensor& kv_state, const at::Tensor& k_sum,
+                const at::Tensor& start, const at::Tensor& position,
+                std::string_view kind, std::string_view feature_map,
+                int64_t reweight_len, double rotary_base,
+                bool rotary_interleaved, std::string_view path) {
+  const std::array<const at::Tensor*, 4> tensors = {&kv_state, &k_sum, &start,
+                                                    &position};
+  char base[64];
+  std::snprintf(base, sizeof(base), "%.17g", rotary_base);
+  Json header;
+  header["__metadata__"] = {
+      {"format", kFormat},
+      {"format_version", kVersion},
+      {"kind", kind},
+      {"feature_map", feature_map},
+      {"reweight_len", std::to_string(reweight_len)},
+      {"rotary_base", base},
+      {"rotary_interleaved", rotary_interleaved ? "true" : "false"}};
+  std::array<at::Tensor, 4> dense;
+  uint64_t offset = 0;
+  for (size_t i = 0; i < 4; ++i) {
+    dense[i] = tensors[i]->detach().to(at::kCPU).contiguous();
+    const at::ScalarType dtype = dense[i].scalar_type();
+    const bool valid = i < 2 ? dtype == at::kFloat || dtype == at::kDouble
+                             : dtype == at::kLong;
+    if (!valid) {
+      fail("LinearState::save: ", kNames[i], " is ", dtype, ", expected ",
+           i < 2 ? "float32 or float64" : "int64");
+    }
+    const uint64_t bytes = dense[i].nbytes();
+    header[kNames[i]] = {{"dtype", dtype_name(dtype)},
+                         {"shape", dense[i].sizes().vec()},
+                         {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');  // tensors start aligned
+  std::array<unsigned char, 8> length;
+  for (int i = 0; i < 8; ++i)
+    length[i] = static_cast<unsigned char>(text.size() >> (8 * i));
+
+  AtomicFile file{std::string(path)};
+  file.write(length.data(), length.size());
+  file.write(text.data(), text.size());
+  for (const at::Tensor& tensor : dense)
+    file.write(tensor.const_data_ptr(), tensor.nbytes());
+  file.commit();
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, std::string,
+           std::string, int64_t, double, bool>
+load_state(std::string_view path) {
+  StateReader reader(path);
+  if (reader.metadata("format") != kFormat) {
+    reader.bad("has format '", reader.metadata("format"), "', expected '",
+               kFormat, "'");
+  }
+  if (reader.metadata("format_version") != kVersion) {
+    reader.bad("has format_version '", reader.metadata("format_version"),
+               "', this version reads '", kVersion, "'");
+  }
+  const std::string kind = reader.metadata("kind");
+  if (kind != "linear") {
+    reader.bad("holds a state of kind '", kind, "', expected 'linear'");
+  }
+  const std::string feature_map = reader.metadata("feature_map");
+  if (feature_map != "relu" && feature_map != "elu1" &&
+      feature_map != "identity") {
+    reader.bad("has feature_map '", feature_map,
+               "', expected 'relu', 'elu1' or 'identity'");
+  }
+  const int64_t reweight_len = parse_integer(reader, "reweight_len");
+  const double rotary_base = parse_double(reader, "rotary_base");
+  const std::string& interleaved = reader.metadata("rotary_interleaved");
+  if (interleaved != "true" && interleaved != "false")
+    reader.bad("has rotary_interleaved '", interleaved, "'");
+
+  at::Tensor kv_state = reader.tensor("kv_state", 4);
+  at::Tensor k_sum = reader.tensor("k_sum", 3);
+  at::Tensor start = reader.tensor("start", 1);
+  at::Tensor position = reader.tensor("position", 1);
+  reader.check_complete();
+  const int64_t rows = kv_state.size(0);
+  if (k_sum.scalar_type() != kv_state.scalar_type() ||
+      k_sum.sizes() != kv_state.sizes().slice(0, 3) || start.size(0) != rows ||
+      position.size(0) != rows) {
+    reader.bad("has kv_state ", kv_state.sizes(), ", k_sum ", k_sum.sizes(),
+               ", start ", start.sizes(), ", position ", position.sizes(),
+               ": expected [rows, heads, features, value_dim], [rows, heads, "
+               "features], [rows], [rows], the first two of one dtype");
+  }
+  if (reweight_len > 0 && kv_state.size(2) % 2 != 0) {
+    reader.bad("has ", kv_state.size(2),
+               " features, expected an even number with reweight_len ",
+               reweight_len);
+  }
+  const int64_t* starts = start.const_data_ptr<int64_t>();
+  const int64_t* positions = position.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < rows; ++row) {
+    if (starts[row] > positions[row]) {
+      reader.bad("has start ", starts[row], " after position ", positions[row],
+                 " in row ", row);
+    }
+  }
+  return {kv_state,     k_sum,       start,
+          position,     kind,        feature_map,
+          reweight_len, rotary_base, interleaved == "true"};
+}
+
+}  // namespace cosformer::ops
