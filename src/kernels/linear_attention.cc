@@ -5,17 +5,69 @@
 #include "cosformer/kernels.h"
 #include "kernels/check.h"
 #include "kernels/dispatch.h"
+#include "kernels/simd/forward.h"
 
 namespace cosformer {
+
+namespace {
+
+constexpr std::string_view kWhere = "linear_attention";
+
+// The state that a forward returns: its places (kernels.h), which the vector
+// kernels do not write.
+void write_places(const simd::LinearCall& call,
+                  const LinearStateView& state_out) {
+  const bool given = call.inputs.state.kv_state != nullptr;
+  for (int64_t r = 0; r < num_rows(call.inputs); ++r) {
+    const AttentionRow row = attention_row(call.inputs, r);
+    const uint8_t* mask = call.inputs.key_mask;
+    if (mask != nullptr) mask += row.batch * call.inputs.key_mask_stride;
+    int64_t last = row.kv_len;
+    while (last > 0 && mask != nullptr && mask[last - 1] == 0) --last;
+    if (state_out.start != nullptr)
+      state_out.start[r] = given ? row.state_start : row.kv_start;
+    if (state_out.position != nullptr) {
+      state_out.position[r] = last > 0 ? row.kv_start + last
+                              : given  ? row.state_position
+                                       : row.kv_start;
+    }
+  }
+}
+
+// Outputs that will not fit into the caches anyway are written past them.
+bool too_large_for_cache(const ConstView4& out) {
+  constexpr int64_t kBytes = 1 << 20;
+  return out.size[0] * out.size[1] * out.size[2] * out.size[3] *
+             static_cast<int64_t>(size_of(out.dtype)) >=
+         kBytes;
+}
+
+}  // namespace
 
 Status linear_attention_forward(const LinearAttentionOptions& options,
                                 const LinearAttentionInputs& inputs,
                                 const View4& out, void* denominator,
-                                const LinearStateView& state_out, Executor&) {
+                                const LinearStateView& state_out,
+                                Executor& executor) {
   COSFORMER_RETURN_IF_ERROR(check_linear_attention(options, inputs));
-  COSFORMER_RETURN_IF_ERROR(chosen_isa().status());
-  return reference::linear_attention_forward(options, inputs, out, denominator,
-                                             state_out);
+  COSFORMER_RETURN_IF_ERROR(check_output_view(
+      kWhere, "out", out,
+      {inputs.q.size[0], inputs.q.size[1], inputs.q.size[2], inputs.v.size[3]},
+      inputs.q.dtype));
+  const Result<Isa> isa = chosen_isa();
+  COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::LinearCall call(options, inputs);
+  call.out = out;
+  call.denominator = denominator;
+  call.wants_state = state_out.kv_state != nullptr;
+  call.stream = too_large_for_cache(out);
+  const simd::ForwardKernels& kernels = inputs.q.dtype == DType::kFloat64
+                                            ? simd::forward_kernels_f64(*isa)
+                                            : simd::forward_kernels_f32(*isa);
+  COSFORMER_RETURN_IF_ERROR(
+      simd::run_forward(call, kernels, state_out, executor));
+  if (call.wants_state) write_places(call, state_out);
+  return Status();
 }
 
 Status linear_attention_backward(
@@ -63,8 +115,7 @@ Status linear_attention_decode_step(const LinearAttentionOptions& options,
   std::memcpy(state.kv_state, next.kv_state, kvs);
   std::memcpy(state.k_sum, next.k_sum, sums);
   std::copy_n(next.start, rows, state.start);
-  // The position advances with every token, masked or not.
-  for (int64_t row = 0; row < rows; ++row) ++state.position[row];
+  std::copy_n(next.position, rows, state.position);
   return Status();
 }
 

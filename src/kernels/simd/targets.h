@@ -9,9 +9,28 @@
 
 #include <hwy/targets.h>
 
+#include "kernels/dispatch.h"
+
 namespace cosformer {
 inline constexpr bool kBuiltForAvx512 = (HWY_TARGETS & HWY_AVX3) != 0;
 inline constexpr bool kBuiltForAvx2 = (HWY_TARGETS & HWY_AVX2) != 0;
 }  // namespace cosformer
+
+// Calls the function of this name in the namespace of an instruction set that
+// this build has (dispatch.h gives no other).
+#if HWY_TARGETS & HWY_AVX3
+#define COSFORMER_IF_AVX512(isa, function) \
+  isa == Isa::kAvx512 ? N_AVX3::function():
+#else
+#define COSFORMER_IF_AVX512(isa, function)
+#endif
+#if HWY_TARGETS & HWY_AVX2
+#define COSFORMER_IF_AVX2(isa, function) isa == Isa::kAvx2 ? N_AVX2::function():
+#else
+#define COSFORMER_IF_AVX2(isa, function)
+#endif
+#define COSFORMER_DISPATCH(isa, function)                              \
+  (COSFORMER_IF_AVX512(isa, function) COSFORMER_IF_AVX2(isa, function) \
+       HWY_STATIC_DISPATCH(function)())
 
 #endif  // COSFORMER_SRC_KERNELS_SIMD_TARGETS_H_

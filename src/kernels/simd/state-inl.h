@@ -1,0 +1,97 @@
+// The state inside the kernels: for each part (cosine, sine) panels of the
+// columns of kv_state, each panel [rows][panel width] without gaps, so that a
+// product runs through contiguous memory; then the sums of keys. Rows are
+// padded to a multiple of 4, columns to whole vectors; what stands in the
+// padding does not matter.
+#if defined(COSFORMER_SRC_KERNELS_SIMD_STATE_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef COSFORMER_SRC_KERNELS_SIMD_STATE_INL_H_
+#undef COSFORMER_SRC_KERNELS_SIMD_STATE_INL_H_
+#else
+#define COSFORMER_SRC_KERNELS_SIMD_STATE_INL_H_
+#endif
+
+#include <algorithm>
+
+#include "kernels/simd/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cosformer::simd::HWY_NAMESPACE {
+
+// A matrix in panels: element (r, c) of panel p, whose first column is c0 and
+// whose width is w, at data[rows * c0 + r * w + (c - c0)].
+template <typename T>
+struct Panels {
+  T* data;
+  int64_t rows, columns;  // padded: a multiple of 4, whole vectors
+  int64_t width_at(int64_t c0) const {
+    return columns - c0 < kPanel<T> ? columns - c0 : kPanel<T>;
+  }
+  T* panel(int64_t c0) const { return data + rows * c0; }
+};
+
+// panels += A^T B over `depth` rows of packed chunks: the update of a state.
+// Summed from zero and added at the end: short sums lose less to rounding, and
+// the additions do not wait for the old state.
+template <typename T>
+HWY_NOINLINE void add_outer_products(const T* HWY_RESTRICT a, int64_t a_stride,
+                                     const T* HWY_RESTRICT b, int64_t b_stride,
+                                     int64_t depth, const Panels<T>& panels) {
+  for_panels<T>(panels.columns, [&](auto vectors, int64_t c0) HWY_ATTR {
+    constexpr int kVectors = decltype(vectors)::value;
+    constexpr int64_t kWidth = kVectors * kLanes<T>;
+    T* panel = panels.panel(c0);
+    for_row_tiles<kVectors>(panels.rows,
+                            [&](auto rows, int64_t r) COSFORMER_LAMBDA {
+                              Tile<T, decltype(rows)::value, kVectors> tile;
+                              tile.zero();
+                              tile.template multiply<Along::kColumn>(
+                                  a + r, a_stride, b + c0, b_stride, depth);
+                              tile.add_to(panel + r * kWidth, kWidth);
+                            });
+  });
+}
+
+// sum[c] += sum_r weight[r] in[r][c]
+template <typename T>
+HWY_INLINE void add_weighted_rows(const T* HWY_RESTRICT in, int64_t stride,
+                                  const T* HWY_RESTRICT weight, int64_t rows,
+                                  T* HWY_RESTRICT sum) {
+  const Tag<T> d;
+  for (int64_t c = 0; c < stride; c += kLanes<T>) {
+    Vec<T> add = hn::Zero(d);
+    for (int64_t r = 0; r < rows; ++r) {
+      add = hn::MulAdd(hn::Set(d, weight[r]), hn::Load(d, in + r * stride + c),
+                       add);
+    }
+    hn::Store(hn::Add(hn::Load(d, sum + c), add), d, sum + c);
+  }
+}
+
+// Row-major [rows][columns] into panels and back.
+template <typename T>
+void load_panels(const T* from, int64_t rows, int64_t columns,
+                 const Panels<T>& to) {
+  for (int64_t c0 = 0; c0 < to.columns; c0 += kPanel<T>) {
+    const int64_t width = to.width_at(c0);
+    const int64_t count = std::clamp<int64_t>(columns - c0, 0, width);
+    for (int64_t r = 0; r < rows; ++r) {
+      T* row = to.panel(c0) + r * width;
+      std::copy_n(from + r * columns + c0, count, row);
+    }
+  }
+}
+template <typename T>
+void store_panels(const Panels<T>& from, int64_t rows, int64_t columns, T* to) {
+  for (int64_t c0 = 0; c0 < columns; c0 += kPanel<T>) {
+    const int64_t width = from.width_at(c0);
+    const int64_t count = std::min(columns - c0, width);
+    for (int64_t r = 0; r < rows; ++r)
+      std::copy_n(from.panel(c0) + r * width, count, to + r * columns + c0);
+  }
+}
+
+}  // namespace cosformer::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // COSFORMER_SRC_KERNELS_SIMD_STATE_INL_H_
