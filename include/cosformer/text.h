@@ -25,8 +25,13 @@ class Tokenizer {
   // is an error.
   virtual Result<std::string> decode(const std::vector<int32_t>& ids) const = 0;
   // The bytes of one token, for streaming; may be part of a UTF-8 character.
+  // "" outside the vocabulary, and for sentencepiece's unknown token, which
+  // encode never gives.
   virtual std::string piece(int32_t id) const = 0;
-  // Writes the tokenizer's file(s) into a model folder; load_tokenizer reads
+  // A short text that differs between tokenizers that encode differently.
+  virtual std::string fingerprint() const = 0;
+  // Writes the tokenizer's file(s) into a model folder (made when missing):
+  // tokenizer.json, for sentencepiece tokenizer.model too. load_tokenizer reads
   // them back.
   virtual Status save(const std::string& folder) const = 0;
 };
@@ -36,10 +41,15 @@ std::unique_ptr<Tokenizer> make_byte_tokenizer();
 // an error that names the offset.
 Result<std::unique_ptr<Tokenizer>> train_character_tokenizer(
     std::string_view text);
-// BPE with byte fallback; lossless (no normalisation, newlines kept). Trained
-// on the text (a sample of it above a size).
+// BPE with byte fallback; lossless for any bytes, UTF-8 or not (no
+// normalisation; line ends, and what the pieces cannot say, as byte tokens).
+// Trained on the text, above 8 MiB on a sample of it drawn by the seed. A
+// vocab_size that the text cannot fill, or that its characters do not fit, is
+// an error that names the possible size.
 Result<std::unique_ptr<Tokenizer>> train_sentencepiece_tokenizer(
     std::string_view text, int64_t vocab_size, uint64_t seed);
+// kNotFound when the folder has no tokenizer.json; kDataLoss, with the file and
+// what is wrong with it, for a damaged or hostile one.
 Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::string& folder);
 
 }  // namespace cosformer
