@@ -22,8 +22,7 @@ void copy_integers(const at::Tensor& tensor, int64_t count, int64_t stride,
 
 }  // namespace
 
-CpuInputs::CpuInputs(const LinearCall& call) {
-  rows_ = call.cu_seqlens_q ? call.cu_seqlens_q->size(0) - 1 : call.q.size(0);
+void CpuInputs::set_tensors(const LinearCall& call) {
   inputs_.q = view(dense_rows(call.q, q_));
   inputs_.k = view(dense_rows(call.k, k_));
   inputs_.v = view(dense_rows(call.v, v_));
@@ -35,6 +34,31 @@ CpuInputs::CpuInputs(const LinearCall& call) {
     mask_view(*call.query_mask, query_mask_, inputs_.query_mask,
               inputs_.query_mask_stride);
   }
+  if (call.kv_state) {
+    kv_state_ = call.kv_state->contiguous();
+    k_sum_ = call.k_sum->contiguous();
+    inputs_.state.kv_state = kv_state_.const_data_ptr();
+    inputs_.state.k_sum = k_sum_.const_data_ptr();
+  }
+}
+
+void CpuInputs::set_placeholders(const LinearCall& call) {
+  const auto placeholder = [this](const at::Tensor& tensor) {
+    ConstView4 result;
+    result.data = &inputs_;
+    for (int i = 0; i < 4; ++i) result.size[i] = tensor.size(i);
+    result.stride = contiguous_strides(result.size);
+    return result;
+  };
+  inputs_.q = placeholder(call.q);
+  inputs_.k = placeholder(call.k);
+  inputs_.v = placeholder(call.v);
+  if (call.kv_state) inputs_.state.kv_state = inputs_.state.k_sum = &inputs_;
+}
+
+CpuInputs::CpuInputs(const LinearCall& call, Content content) {
+  rows_ = call.cu_seqlens_q ? call.cu_seqlens_q->size(0) - 1 : call.q.size(0);
+  content == kAll ? set_tensors(call) : set_placeholders(call);
   if (call.cu_seqlens_q) {
     inputs_.num_sequences = rows_;
     inputs_.cu_seqlens_q = integers(*call.cu_seqlens_q, cu_seqlens_q_);
@@ -43,11 +67,8 @@ CpuInputs::CpuInputs(const LinearCall& call) {
                                : inputs_.cu_seqlens_q;
   }
   if (call.kv_state) {
-    kv_state_ = call.kv_state->contiguous();
-    k_sum_ = call.k_sum->contiguous();
-    inputs_.state = {kv_state_.const_data_ptr(), k_sum_.const_data_ptr(),
-                     integers(*call.state_start, state_start_),
-                     integers(*call.state_position, state_position_)};
+    inputs_.state.start = integers(*call.state_start, state_start_);
+    inputs_.state.position = integers(*call.state_position, state_position_);
   }
   // No start: 0, or where the state stands.
   inputs_.q_start =
@@ -61,6 +82,7 @@ const int64_t* CpuInputs::integers(const at::Tensor& tensor,
   const int64_t count = tensor.dim() == 0 ? rows_ : tensor.size(0);
   const int64_t stride = tensor.dim() == 0 ? 0 : tensor.stride(0);
   buffer.resize(std::max<int64_t>(count, 1));
+  if (!tensor.is_cpu()) return integers(tensor.to(at::kCPU), buffer);
   if (tensor.scalar_type() == at::kInt) {
     copy_integers<int32_t>(tensor, count, stride, buffer.data());
   } else {

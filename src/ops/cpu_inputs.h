@@ -14,7 +14,10 @@ namespace cosformer::ops {
 // check_linear_call(call).
 class CpuInputs {
  public:
-  explicit CpuInputs(const LinearCall& call);
+  // kValuesOnly: for check_linear_attention on any device, with addresses that
+  // are not to be followed; small integer tensors are copied to the host.
+  enum Content { kAll, kValuesOnly };
+  explicit CpuInputs(const LinearCall& call, Content content = kAll);
   CpuInputs(const CpuInputs&) = delete;
   CpuInputs& operator=(const CpuInputs&) = delete;
 
@@ -27,6 +30,8 @@ class CpuInputs {
   // A 0-dim tensor is repeated for every row; never nullptr, which would mean
   // that nothing is given.
   const int64_t* integers(const at::Tensor& tensor, Integers& buffer) const;
+  void set_tensors(const LinearCall& call);
+  void set_placeholders(const LinearCall& call);
 
   LinearAttentionInputs inputs_;
   int64_t rows_ = 0;

@@ -53,7 +53,16 @@ class AsLinearCall {
   OptionalTensor none_, kv_state_, k_sum_, start_, position_;
 };
 
-// Everything but values.
+void check_in_place(const at::Tensor& tensor, const char* name) {
+  if (!tensor.is_contiguous()) {
+    fail(kWhere, "state.", name,
+         " is not contiguous and cannot be updated in place: pass "
+         "state.clone()");
+  }
+}
+
+}  // namespace
+
 void check_decode_step(const DecodeCall& call, const StateSpec& spec) {
   const AsLinearCall as_linear(call, /*with_state=*/true);
   const LinearCall linear = as_linear.get();
@@ -64,16 +73,6 @@ void check_decode_step(const DecodeCall& call, const StateSpec& spec) {
          call.k.sym_size(1), ", expected 1: one token a row");
   }
 }
-
-void check_in_place(const at::Tensor& tensor, const char* name) {
-  if (!tensor.is_contiguous()) {
-    fail(kWhere, "state.", name,
-         " is not contiguous and cannot be updated in place: pass "
-         "state.clone()");
-  }
-}
-
-}  // namespace
 
 at::Tensor decode_step_cpu(const DecodeCall& call, const StateSpec& spec) {
   check_decode_step(call, spec);

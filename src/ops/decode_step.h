@@ -42,6 +42,9 @@ struct DecodeKernel<impl, TypeList<D...>, TypeList<S...>> {
   }
 };
 
+// Throws; values are not looked at.
+void check_decode_step(const DecodeCall& call, const StateSpec& spec);
+
 // Through the dispatcher.
 at::Tensor call_decode_step(const DecodeCall& call, const StateSpec& spec);
 

@@ -3,10 +3,15 @@
 // backward operator's gradient comes from differentiating the portable path.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
 
 #include "ops/autograd_util.h"
 #include "ops/linear_call.h"
+#include "ops/linear_portable.h"
 
 namespace cosformer::ops {
 namespace {
@@ -132,6 +137,156 @@ class LinearAttention : public torch::autograd::Function<LinearAttention> {
   }
 };
 
+// The backward operator as a function of the outputs' gradients and the inputs.
+// out and denominator are what the forward makes of the inputs and have no
+// gradient of their own.
+class LinearAttentionBackward
+    : public torch::autograd::Function<LinearAttentionBackward> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const OptionalTensor&,
+                               const OptionalTensor&, const OptionalTensor&,
+                               const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const OptionalTensor&,
+                               const OptionalTensor&,
+                               const LinearGradients& gradients,
+                               const LinearCall& call) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    const auto [dq, dk, dv, d_kv, d_k_sum] = call_backward(gradients, call);
+    SavedCall::save(ctx, call,
+                    {gradients.d_out.value_or(at::Tensor()),
+                     gradients.d_kv_state.value_or(at::Tensor()),
+                     gradients.d_k_sum.value_or(at::Tensor())});
+    ctx->set_materialize_grads(false);
+    variable_list outputs = {dq, dk, dv, d_kv, d_k_sum};
+    variable_list constants;
+    const bool state =
+        call.kv_state && (gradients.needs[3] || gradients.needs[4]);
+    for (size_t i = 0; i < 5; ++i) {
+      const bool needed = i < 3 ? gradients.needs[i] : state;
+      if (!needed) constants.push_back(outputs[i]);
+    }
+    ctx->mark_non_differentiable(constants);
+    return outputs;
+  }
+
+  // Differentiates the portable path once to have the gradients as functions,
+  // and these once more.
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const bool create_graph = c10::GradMode::is_enabled();
+    const c10::AutoGradMode grad_mode(true);
+    const variable_list saved = ctx->get_saved_variables();
+    const SavedCall saved_call(ctx, saved, 3);
+    const LinearCall call = saved_call.call();
+    // Separate nodes of the graph, also where the caller passed one tensor as
+    // query and key.
+    const auto node = [](const at::Tensor& tensor) {
+      return tensor.requires_grad() ? tensor.alias()
+                                    : tensor.detach().requires_grad_();
+    };
+    const auto optional_node = [&](const OptionalTensor& tensor) {
+      return tensor ? OptionalTensor(node(*tensor)) : std::nullopt;
+    };
+    const OptionalTensor d_out = optional_node(if_defined(saved[0]));
+    const OptionalTensor d_kv_state = optional_node(if_defined(saved[1]));
+    const OptionalTensor d_k_sum = optional_node(if_defined(saved[2]));
+    const at::Tensor q = node(call.q), k = node(call.k), v = node(call.v);
+    const OptionalTensor kv_state = optional_node(call.kv_state);
+    const OptionalTensor k_sum = optional_node(call.k_sum);
+    const LinearCall traced{q,
+                            k,
+                            v,
+                            call.q_start,
+                            call.kv_start,
+                            call.key_mask,
+                            call.query_mask,
+                            call.cu_seqlens_q,
+                            call.cu_seqlens_k,
+                            kv_state,
+                            k_sum,
+                            call.state_start,
+                            call.state_position,
+                            call.feature_map,
+                            call.reweight_len,
+                            call.is_causal,
+                            call.normalizer,
+                            call.eps,
+                            call.rotary_base,
+                            call.rotary_interleaved};
+    const variable_list first =
+        gradients_of(traced, d_out, d_kv_state, d_k_sum);
+
+    // Of the first-order gradients that somebody used, with respect to all that
+    // they are made of.
+    variable_list roots, root_gradients;
+    for (size_t i = 0; i < first.size(); ++i) {
+      if (!grads[i].defined() || !first[i].defined() ||
+          !first[i].requires_grad()) {
+        continue;
+      }
+      roots.push_back(first[i]);
+      root_gradients.push_back(grads[i]);
+    }
+    variable_list result(10), inputs;
+    std::vector<size_t> places;
+    size_t edge = 0;
+    const auto want = [&](const at::Tensor& input, size_t place) {
+      if (!ctx->needs_input_grad(edge++)) return;
+      inputs.push_back(input);
+      places.push_back(place);
+    };
+    const auto want_optional = [&](const OptionalTensor& input, size_t place) {
+      if (input) want(*input, place);
+    };
+    want_optional(d_out, 0);
+    want_optional(d_kv_state, 1);
+    want_optional(d_k_sum, 2);
+    want(q, 3);
+    want(k, 4);
+    want(v, 5);
+    want_optional(kv_state, 6);
+    want_optional(k_sum, 7);
+    if (roots.empty() || inputs.empty()) return result;
+    const variable_list second = torch::autograd::grad(
+        roots, inputs, root_gradients, /*retain_graph=*/create_graph,
+        create_graph, /*allow_unused=*/true);
+    for (size_t i = 0; i < places.size(); ++i) result[places[i]] = second[i];
+    return result;
+  }
+
+ private:
+  // dq, dk, dv, d_kv_state, d_k_sum with their graph; undefined where nothing
+  // depends on the input.
+  static variable_list gradients_of(const LinearCall& call,
+                                    const OptionalTensor& d_out,
+                                    const OptionalTensor& d_kv_state,
+                                    const OptionalTensor& d_k_sum) {
+    const bool elementwise =
+        call.is_causal &&
+        !all_finite({&call.q, &call.k, &call.v, d_out ? &*d_out : &call.q});
+    const ForwardOutputs outputs =
+        portable_linear_attention(call, d_kv_state || d_k_sum, elementwise);
+    variable_list roots, root_gradients;
+    const auto root = [&](const at::Tensor& output, const OptionalTensor& d) {
+      if (!d || !output.requires_grad()) return;
+      roots.push_back(output);
+      root_gradients.push_back(*d);
+    };
+    root(std::get<0>(outputs), d_out);
+    root(std::get<2>(outputs), d_kv_state);
+    root(std::get<3>(outputs), d_k_sum);
+    variable_list inputs = {call.q, call.k, call.v};
+    if (call.kv_state)
+      inputs.insert(inputs.end(), {*call.kv_state, *call.k_sum});
+    variable_list result(5);
+    if (roots.empty()) return result;
+    const variable_list found = torch::autograd::grad(
+        roots, inputs, root_gradients, /*retain_graph=*/true,
+        /*create_graph=*/true, /*allow_unused=*/true);
+    std::copy(found.begin(), found.end(), result.begin());
+    return result;
+  }
+};
+
 }  // namespace
 
 ForwardOutputs forward_autograd(const LinearCall& call, const StateSpec& spec,
@@ -149,8 +304,16 @@ ForwardOutputs forward_autograd(const LinearCall& call, const StateSpec& spec,
 
 BackwardOutputs backward_autograd(const LinearGradients& gradients,
                                   const LinearCall& call) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  return call_backward(gradients, call);
+  if (!is_differentiated({&call.q, &call.k, &call.v},
+                         {&call.kv_state, &call.k_sum, &gradients.d_out,
+                          &gradients.d_kv_state, &gradients.d_k_sum})) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return call_backward(gradients, call);
+  }
+  const variable_list outputs = LinearAttentionBackward::apply(
+      gradients.d_out, gradients.d_kv_state, gradients.d_k_sum, call.q, call.k,
+      call.v, call.kv_state, call.k_sum, gradients, call);
+  return {outputs[0], outputs[1], outputs[2], outputs[3], outputs[4]};
 }
 
 }  // namespace cosformer::ops

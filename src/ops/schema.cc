@@ -86,8 +86,8 @@ BackwardOutputs call_backward(const LinearGradients& g, const LinearCall& c) {
 
 TORCH_LIBRARY(cosformer, m) {
   const std::string arguments = kLinearArguments;
-  const std::string forward =
-      "linear_attention(" + arguments + ", " + kSpecArguments +
+  const std::string forward_rest =
+      "(" + arguments + ", " + kSpecArguments +
       ", bool return_state, bool return_denominator) -> (Tensor out, "
       "Tensor denominator, Tensor kv_state, Tensor k_sum, Tensor start, "
       "Tensor position)";
@@ -97,7 +97,11 @@ TORCH_LIBRARY(cosformer, m) {
       arguments +
       ") -> (Tensor dq, Tensor dk, Tensor dv, Tensor d_kv_state_in, "
       "Tensor d_k_sum_in)";
-  m.def(torch::schema(forward.c_str()));
+  m.def(torch::schema(("linear_attention" + forward_rest).c_str()));
+  // The portable path by name: slower, but torch.func transforms and
+  // forward-mode differentiation work on it.
+  m.def(torch::schema(("linear_attention_portable" + forward_rest).c_str()),
+        TORCH_FN(ForwardKernel<forward_portable>::call));
   m.def(torch::schema(backward.c_str()));
   const std::string decode_step =
       std::string(
@@ -126,6 +130,14 @@ TORCH_LIBRARY(cosformer, m) {
       &load_state);
 }
 
+// Devices without kernels.
+TORCH_LIBRARY_IMPL(cosformer, CompositeExplicitAutograd, m) {
+  implement_forward<forward_portable>(m);
+  implement_backward<backward_portable>(m);
+  implement_decode_step<decode_step_portable>(m);
+  m.impl("apply_rotary", TORCH_FN(rotary_portable));
+}
+
 TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
   implement_forward<forward_cpu>(m);
   implement_backward<backward_cpu>(m);
@@ -147,6 +159,15 @@ TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
   implement_backward<backward_autograd>(m);
   implement_decode_step<decode_step_autograd>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_autograd));
+}
+
+TORCH_LIBRARY_IMPL(cosformer, AutocastCPU, m) {
+  implement_forward<forward_autocast>(m);
+  implement_decode_step<decode_step_autocast>(m);
+}
+TORCH_LIBRARY_IMPL(cosformer, AutocastCUDA, m) {
+  implement_forward<forward_autocast>(m);
+  implement_decode_step<decode_step_autocast>(m);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, BackendSelect, m) {
