@@ -1,0 +1,240 @@
+// Linear attention as a share of the machine's peak: state% = (8 d (d + 1)
+// operations a token and head forward, 20 d (d + 1) backward; half without the
+// cosine) / time / the peak of multiply-adds of the same instruction set,
+// measured before and after every run, so that a busy neighbour or a falling
+// clock rate lowers both. One thread, its own processor time. The median over
+// the runs is reported.
+//
+//   bench_linear                                  everything
+//   bench_linear --benchmark_filter='causal/avx512/d:64'
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "benchmarks/fma_peak.h"
+#include "cosformer/kernels.h"
+
+namespace {
+
+using namespace cosformer;  // NOLINT: a program of one file
+
+constexpr int64_t kHeads = 16;
+
+enum class Pass { kForward, kBackward };
+
+struct Case {
+  Isa isa;
+  DType dtype = DType::kFloat32;
+  int64_t dim = 64, length = 1024, heads = kHeads;
+  bool causal = true, cosine = true;
+  Pass pass = Pass::kForward;
+};
+
+Isa isa_of(std::string_view name) {
+  return name == "avx512" ? Isa::kAvx512
+         : name == "avx2" ? Isa::kAvx2
+                          : Isa::kGeneric;
+}
+
+// A tensor [1, length, heads, dim] of random numbers, or of zeros.
+struct Tensor {
+  Tensor(DType dtype, int64_t length, int64_t heads, int64_t dim, int seed)
+      : buffer(static_cast<size_t>(length * heads * dim) * size_of(dtype)) {
+    view.data = buffer.data();
+    view.dtype = dtype;
+    view.size = {1, length, heads, dim};
+    view.stride = contiguous_strides(view.size);
+    const int64_t count = length * heads * dim;
+    std::mt19937 random(static_cast<unsigned>(seed));
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = seed == 0
+                          ? 0.0f
+                          : static_cast<float>(random() % 65536) / 20000 - 1.6f;
+      if (dtype == DType::kFloat64) {
+        buffer.as<double>()[i] = x;
+      } else if (dtype == DType::kFloat32) {
+        buffer.as<float>()[i] = x;
+      } else {  // the upper half of a float32 is a bfloat16
+        buffer.as<uint16_t>()[i] =
+            static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+      }
+    }
+  }
+  AlignedBuffer buffer;
+  View4 view;
+};
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x.empty() ? 0 : x[x.size() / 2];
+}
+
+double since(double start) { return benchmarks::thread_seconds() - start; }
+
+void attention(benchmark::State& state, Case c) {
+  if (Status forced = force_isa(isa_name(c.isa)); !forced.ok()) {
+    state.SkipWithError(forced.message().c_str());
+    return;
+  }
+  const bool is_double = c.dtype == DType::kFloat64;
+  Tensor q(c.dtype, c.length, c.heads, c.dim, 1);
+  Tensor k(c.dtype, c.length, c.heads, c.dim, 2);
+  Tensor v(c.dtype, c.length, c.heads, c.dim, 3);
+  Tensor out(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor denominator(is_double ? DType::kFloat64 : DType::kFloat32, c.length,
+                     c.heads, 1, 0);
+  Tensor d_out(c.dtype, c.length, c.heads, c.dim, 4);
+  Tensor dq(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor dk(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor dv(c.dtype, c.length, c.heads, c.dim, 0);
+  LinearAttentionOptions options;
+  options.is_causal = c.causal;
+  options.reweight_len = c.cosine ? c.length : 0;
+  LinearAttentionInputs inputs;
+  inputs.q = q.view;
+  inputs.k = k.view;
+  inputs.v = v.view;
+  Executor& executor = serial_executor();
+  const auto forward = [&] {
+    return linear_attention_forward(options, inputs, out.view,
+                                    denominator.view.data, {}, executor);
+  };
+  const auto run = [&] {
+    if (c.pass == Pass::kForward) return forward();
+    return linear_attention_backward(options, inputs, out.view,
+                                     denominator.view.data, d_out.view, {},
+                                     dq.view, dk.view, dv.view, {}, executor);
+  };
+  if (Status status = forward(); !status.ok()) {
+    state.SkipWithError(status.message().c_str());
+    return;
+  }
+  const double d = static_cast<double>(c.dim);
+  const double operations = (c.pass == Pass::kForward ? 8 : 20) * d * (d + 1) *
+                            static_cast<double>(c.length * c.heads) *
+                            (c.cosine ? 1 : 0.5);
+  // Short runs are repeated between two measurements of the peak.
+  const int repeats = std::max(1, static_cast<int>(2e8 / operations));
+  std::vector<double> share, peaks;
+  for (auto _ : state) {
+    double peak = benchmarks::fma_peak(c.isa, is_double);
+    const double start = benchmarks::thread_seconds();
+    for (int i = 0; i < repeats; ++i)
+      if (!run().ok()) state.SkipWithError("kernel failed");
+    const double seconds = since(start) / repeats;
+    peak = 0.5 * (peak + benchmarks::fma_peak(c.isa, is_double));
+    state.SetIterationTime(seconds);
+    share.push_back(100 * operations / seconds / peak);
+    peaks.push_back(peak * 1e-9);
+  }
+  state.counters["state%"] = median(share);
+  state.counters["peak_GF/s"] = median(peaks);
+}
+
+// One token of every head; against a loop that reads and writes the state.
+void decode(benchmark::State& state, Isa isa, int64_t dim, int64_t rows) {
+  if (Status forced = force_isa(isa_name(isa)); !forced.ok()) {
+    state.SkipWithError(forced.message().c_str());
+    return;
+  }
+  const auto tensor = [&](int seed) {
+    Tensor t(DType::kFloat32, rows, kHeads, dim, seed);
+    t.view.size = {rows, 1, kHeads, dim};
+    t.view.stride = contiguous_strides(t.view.size);
+    return t;
+  };
+  Tensor q = tensor(1), k = tensor(2), v = tensor(3), out = tensor(0);
+  Tensor kv_state(DType::kFloat32, rows, kHeads, 2 * dim * dim, 0);
+  Tensor k_sum(DType::kFloat32, rows, kHeads, 2 * dim, 0);
+  std::vector<int64_t> start(static_cast<size_t>(rows)), position = start;
+  LinearAttentionOptions options;
+  options.reweight_len = 1 << 20;
+  options.is_causal = true;
+  LinearAttentionInputs inputs;
+  inputs.q = q.view;
+  inputs.k = k.view;
+  inputs.v = v.view;
+  const LinearStateView view{kv_state.view.data, k_sum.view.data, start.data(),
+                             position.data()};
+  const int64_t count = rows * kHeads * 2 * dim * dim;
+  float* values = kv_state.buffer.as<float>();
+  constexpr int kSteps = 16;
+  std::vector<double> share;
+  for (auto _ : state) {
+    const double step = benchmarks::thread_seconds();
+    for (int i = 0; i < kSteps; ++i) {
+      if (!linear_attention_decode_step(options, inputs, view, out.view,
+                                        serial_executor())
+               .ok())
+        state.SkipWithError("kernel failed");
+    }
+    const double seconds = since(step) / kSteps;
+    const double loop = benchmarks::thread_seconds();
+    for (int i = 0; i < kSteps; ++i) {
+      for (int64_t x = 0; x < count; ++x) values[x] *= 0.999f;
+      benchmark::ClobberMemory();
+    }
+    share.push_back(100 * since(loop) / kSteps / seconds);
+    state.SetIterationTime(seconds);
+    std::fill(position.begin(), position.end(), 0);
+  }
+  state.counters["memory%"] = median(share);
+  state.counters["us/head"] =
+      benchmark::Counter(static_cast<double>(rows * kHeads) * 1e-6,
+                         benchmark::Counter::kIsIterationInvariantRate |
+                             benchmark::Counter::kInvert);
+}
+
+void add(const Case& c) {
+  const std::string name =
+      str_cat(c.pass == Pass::kForward ? "forward" : "backward", "/",
+              c.causal ? "causal" : "full", c.cosine ? "" : "_plain", "/",
+              isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
+              "/L:", c.length, "/H:", c.heads);
+  benchmark::RegisterBenchmark(
+      name.c_str(), [c](benchmark::State& state) { attention(state, c); })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (std::string_view name : supported_isas()) {
+    const Isa isa = isa_of(name);
+    for (Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (int64_t dim : {64, 32, 128})
+        for (int64_t length : {1024, 4096, 16384})
+          add({.isa = isa, .dim = dim, .length = length, .pass = pass});
+      for (int64_t length : {64, 256})
+        add({.isa = isa, .length = length, .pass = pass});
+      for (int64_t dim : {40, 192, 256, 512})
+        add({.isa = isa, .dim = dim, .heads = 4, .pass = pass});
+      add({.isa = isa, .causal = false, .pass = pass});
+      add({.isa = isa, .cosine = false, .pass = pass});
+      add({.isa = isa, .dtype = DType::kFloat64, .pass = pass});
+      add({.isa = isa, .dtype = DType::kBFloat16, .pass = pass});
+    }
+    for (int64_t rows : {1, 8}) {
+      for (int64_t dim : {32, 64, 128}) {
+        benchmark::RegisterBenchmark(
+            str_cat("decode/", name, "/d:", dim, "/rows:", rows).c_str(),
+            [isa, dim, rows](benchmark::State& state) {
+              decode(state, isa, dim, rows);
+            })
+            ->UseManualTime()
+            ->Unit(benchmark::kMicrosecond);
+      }
+    }
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}
