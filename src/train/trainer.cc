@@ -110,7 +110,25 @@ class Trainer {
   double eval_seconds_ = 0;
 };
 
+Status no_data() {
+  return invalid_argument(
+      "data.path is empty: name a file or folder of text in the config, or by "
+      "--data PATH");
+}
+
+// What a run stores must hold wherever it is read from.
+RunConfig with_absolute_paths(RunConfig config) {
+  for (std::string* path : {&config.data.path, &config.data.cache_dir}) {
+    if (path->empty()) continue;
+    std::error_code error;
+    const auto absolute = std::filesystem::absolute(*path, error);
+    if (!error) *path = absolute.lexically_normal().string();
+  }
+  return config;
+}
+
 Status Trainer::load_data(std::shared_ptr<const Tokenizer> tokenizer) {
+  if (config_.data.path.empty()) return no_data();
   DataConfig config = config_.data;
   if (config.cache_dir.empty()) config.cache_dir = run_.file("cache");
   auto data =
@@ -147,6 +165,7 @@ Status Trainer::load_last() {
   const std::string folder = run_.checkpoint(step);
   auto begun = read_run_config(folder + "/run.toml", {});
   if (!begun.ok()) return begun.status();
+  if (config_.data.path.empty()) config_.data.path = begun->data.path;
   std::vector<std::string> changes;
   COSFORMER_RETURN_IF_ERROR(check_resumable(*begun, config_, &changes));
   for (const auto& change : changes) message("resume: " + change);
@@ -176,13 +195,8 @@ Status Trainer::load_last() {
 }
 
 Status Trainer::write_start() {
-  RunConfig stored = config_;
-  std::error_code error;
-  const auto absolute = std::filesystem::absolute(stored.data.path, error);
-  if (!error) stored.data.path = absolute.lexically_normal().string();
-  config_.data.path = stored.data.path;
   COSFORMER_RETURN_IF_ERROR(
-      write_file_atomically(run_.file("config.toml"), to_toml(stored)));
+      write_file_atomically(run_.file("config.toml"), to_toml(config_)));
   auto metrics = MetricsLog::open(run_.file("metrics.jsonl"));
   if (!metrics.ok()) return metrics.status();
   metrics_.emplace(std::move(*metrics));
@@ -460,14 +474,10 @@ Result<TrainReport> run_training(const RunConfig& config,
                                  const TrainCallbacks& callbacks,
                                  const std::atomic<bool>& stop) {
   COSFORMER_RETURN_IF_ERROR(validate(config));
-  if (config.data.path.empty()) {
-    return invalid_argument(
-        "data.path is empty: name a file or folder of text in the config, or "
-        "by --data PATH");
-  }
+  if (config.data.path.empty() && !resume) return no_data();
   auto run = RunFolder::open(out_dir, resume);
   if (!run.ok()) return run.status();
-  Trainer trainer(config, *run, callbacks, stop);
+  Trainer trainer(with_absolute_paths(config), *run, callbacks, stop);
   COSFORMER_RETURN_IF_ERROR(trainer.prepare(resume));
   COSFORMER_RETURN_IF_ERROR(trainer.loop());
   return trainer.report();

@@ -1,0 +1,88 @@
+// The program `cosformer`.
+#include <malloc.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <exception>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "cosformer/kernels.h"
+
+namespace cosformer::cli {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  cosformer train configs/demo.toml --data book.txt --out runs/book
+  cosformer train configs/demo.toml --out runs/book --resume
+  cosformer eval runs/book
+  cosformer generate runs/book --prompt "Once upon a time" --temperature 0.7
+  cosformer info runs/book)";
+
+int run_program(int argc, char** argv) {
+  CLI::App app(
+      "cosformer: linear-time attention, from a text file to a trained model "
+      "that writes.");
+  app.name("cosformer");
+  app.footer(kExamples);
+  app.require_subcommand(1);
+  app.set_version_flag(
+      "--version",
+      [] { return str_cat("cosformer ", version(), " (", active_isa(), ")"); },
+      "Print the version and the instruction set, and exit");
+  app.get_formatter()->column_width(34);
+
+  Run run;
+#ifdef COSFORMER_WITH_TORCH
+  add_train_command(app, &run);
+  add_eval_command(app, &run);
+  add_generate_command(app, &run);
+#endif
+  add_info_command(app, &run);
+#ifdef COSFORMER_WITH_TORCH
+  add_plot_command(app, &run);
+#endif
+  // The usage of the innermost command that was named.
+  const auto help_of = [&app] {
+    const auto chosen = app.get_subcommands();
+    return chosen.empty() ? std::string("cosformer --help")
+                          : "cosformer " + chosen[0]->get_name() + " --help";
+  };
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = app.get_subcommands();
+    write_out(chosen.empty() ? app.help() : chosen[0]->help());
+    return check_output();
+  } catch (const CLI::CallForVersion& error) {
+    write_out(str_cat(error.what(), "\n"));
+    return check_output();
+  } catch (const CLI::ParseError& error) {
+    return fail(invalid_argument(error.what(), "; see `", help_of(), "`"),
+                kWrongUse);
+  }
+  return run();
+}
+
+}  // namespace
+}  // namespace cosformer::cli
+
+int main(int argc, char** argv) {
+  // A closed pipe is an error of the write, with its message.
+  std::signal(SIGPIPE, SIG_IGN);
+  // Training frees and takes the same large tensors each step: keeping them in
+  // the heap saves the system clearing fresh pages.
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_TRIM_THRESHOLD, 2147483647);
+  try {
+    return cosformer::cli::run_program(argc, argv);
+  } catch (const std::bad_alloc&) {
+    return cosformer::cli::fail(
+        cosformer::Status(cosformer::StatusCode::kOutOfMemory,
+                          "out of memory: use a smaller model, batch or "
+                          "context"));
+  } catch (const std::exception& error) {
+    return cosformer::cli::fail(
+        cosformer::invalid_argument("unexpected: ", error.what()));
+  }
+}
