@@ -1,0 +1,59 @@
+"""The README's programs and commands do what it says."""
+
+import os
+import re
+import shlex
+import sys
+
+from conftest import BUILD, ROOT, run
+
+README = (ROOT / "README.md").read_text()
+
+
+def block(language):
+    found = re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
+    assert len(found) == 1, f"README.md has {len(found)} {language} blocks, expected 1"
+    return found[0]
+
+
+def test_cpp_program(build_consumer, torch_dir, tmp_path):
+    (tmp_path / "main.cc").write_text(block("cpp"))
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\n"
+        "add_executable(consumer main.cc)\nset_target_properties(consumer PROPERTIES CXX_STANDARD 20)\n"
+        + block("cmake").replace("program", "consumer")
+    )
+    program = build_consumer(tmp_path, f"-DTorch_DIR={torch_dir}")
+    assert run(program).strip() == "[1, 4096, 8, 64] [1, 1, 8, 64]"
+
+
+def test_python_program():
+    out = run(
+        sys.executable,
+        "-c",
+        block("python"),
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
+    )
+    assert "torch.Size([1, 4096, 8, 64]) torch.Size([1, 1, 8, 64]) tensor([4097])" in out
+
+
+def test_program_commands(tmp_path):
+    """The program's commands, in order, on the README itself as text and three steps."""
+    commands = re.findall(r"^    (cosformer .*?)(?:\s+#.*)?$", README, re.M)
+    assert [shlex.split(c)[1] for c in commands] == ["train", "train", "eval", "generate", "info"]
+    short = (
+        "--set train.steps=3 --set train.context=32 --set model.max_len=64 --set train.batch_size=2"
+    )
+    for command in commands:
+        parts = shlex.split(command.replace("TEXT", str(ROOT / "README.md")))
+        if parts[1] == "train":
+            parts[2] = str(ROOT / parts[2])
+            parts += shlex.split(short)
+        if parts[1] == "generate":
+            parts[parts.index("--tokens") + 1] = "10"
+        run(BUILD / "cli" / "cosformer", *parts[1:], cwd=tmp_path)
+
+
+def test_named_files_exist():
+    for path in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / path).exists(), f"README.md links to {path}"
