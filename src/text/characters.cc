@@ -1,6 +1,7 @@
 // Token = one Unicode character of those that the training text had.
 #include "text/characters.h"
 
+#include <bit>
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -106,13 +107,19 @@ class CharacterTokenizer : public Tokenizer {
 
 }  // namespace
 
-CharacterCollector::CharacterCollector() : seen_(kCodePoints, false) {}
+CharacterCollector::CharacterCollector() : seen_(kCodePoints / 64, 0) {}
+
+void CharacterCollector::merge(const CharacterCollector& other) {
+  for (size_t i = 0; i < seen_.size(); ++i) seen_[i] |= other.seen_[i];
+}
+
+void CharacterCollector::clear() { seen_.assign(seen_.size(), 0); }
 
 Status CharacterCollector::add(std::string_view text, int64_t base_offset) {
   for (size_t at = 0; at < text.size();) {
     const Utf8Char c = decode_utf8(text, at);
     if (c.length == 0) return not_utf8(text, at, base_offset);
-    seen_[c.code] = true;
+    seen_[c.code / 64] |= uint64_t{1} << c.code % 64;
     at += static_cast<size_t>(c.length);
   }
   return {};
@@ -120,8 +127,10 @@ Status CharacterCollector::add(std::string_view text, int64_t base_offset) {
 
 std::vector<uint32_t> CharacterCollector::characters() const {
   std::vector<uint32_t> out;
-  for (size_t code = 0; code < seen_.size(); ++code) {
-    if (seen_[code]) out.push_back(static_cast<uint32_t>(code));
+  for (uint32_t word = 0; word < seen_.size(); ++word) {
+    for (uint64_t bits = seen_[word]; bits != 0; bits &= bits - 1) {
+      out.push_back(word * 64 + static_cast<uint32_t>(std::countr_zero(bits)));
+    }
   }
   return out;
 }

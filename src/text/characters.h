@@ -18,11 +18,13 @@ class CharacterCollector {
   // names base_offset + the offset of the first byte that is not UTF-8;
   // characters before it count.
   Status add(std::string_view text, int64_t base_offset = 0);
+  void merge(const CharacterCollector& other);
+  void clear();
   // Distinct characters so far, in code point order.
   std::vector<uint32_t> characters() const;
 
  private:
-  std::vector<bool> seen_;
+  std::vector<uint64_t> seen_;  // one bit a code point
 };
 
 // characters: at least one, valid code points, strictly increasing.
