@@ -47,6 +47,11 @@ class Pool final : public Executor {
 
   void run(int64_t num_tasks,
            const std::function<void(int64_t, int)>& task) override {
+    // Nothing to share: waking the workers would cost more than it gives.
+    if (num_tasks <= 1 || workers_.empty()) {
+      for (int64_t i = 0; i < num_tasks; ++i) task(i, 0);
+      return;
+    }
     std::lock_guard call(call_mutex_);
     {
       std::lock_guard lock(mutex_);

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 
 #include "cosformer/base.h"
@@ -18,6 +19,7 @@ struct Header {
 }  // namespace
 
 AlignedBuffer::AlignedBuffer(size_t bytes) {
+  if (bytes > SIZE_MAX - 2 * kAlignment) return;  // rounding up would wrap
   const size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
   void* block = std::aligned_alloc(kAlignment, rounded + kAlignment);
   if (block == nullptr) return;

@@ -2,8 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace cosformer {
@@ -39,6 +42,79 @@ TEST(Executor, RunsEachTaskOnceOnDistinctThreads) {
       EXPECT_FALSE(shared.load());
     }
   }
+}
+
+// What the tasks wrote is there when run() returns, also where several threads
+// call the same pool at once.
+TEST(Executor, ServesConcurrentCallers) {
+  auto pool = make_thread_pool(3);
+  std::vector<std::thread> callers;
+  std::vector<int64_t> sums(4, 0);
+  for (size_t c = 0; c < sums.size(); ++c) {
+    callers.emplace_back([&pool, &sums, c] {
+      for (int repeat = 0; repeat < 50; ++repeat) {
+        std::vector<int64_t> results(200, 0);
+        pool->run(200, [&results](int64_t task, int) {
+          results[static_cast<size_t>(task)] = task;
+        });
+        for (int64_t result : results) sums[c] += result;
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (int64_t sum : sums) EXPECT_EQ(sum, 50 * 199 * 100);
+}
+
+TEST(Executor, SerialRunsInOrderOnThreadZero) {
+  std::vector<int64_t> order;
+  serial_executor().run(5, [&order](int64_t task, int thread) {
+    EXPECT_EQ(thread, 0);
+    order.push_back(task);
+  });
+  EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3, 4}));
+  EXPECT_EQ(serial_executor().num_threads(), 1);
+}
+
+TEST(Executor, ZeroThreadsMeansEveryCoreOfTheProcess) {
+  EXPECT_GE(make_thread_pool(0)->num_threads(), 1);
+}
+
+TEST(AlignedBuffer, ThatCannotBeHasNoDataAndCountsNothing) {
+  const size_t before = allocation_stats().current_bytes;
+  // Sanitizers abort on sizes beyond any machine unless told otherwise: these
+  // wrap around when rounded up.
+  for (size_t bytes : {SIZE_MAX, SIZE_MAX - 1, SIZE_MAX - 100}) {
+    const AlignedBuffer buffer(bytes);
+    EXPECT_EQ(buffer.data(), nullptr);
+    EXPECT_EQ(buffer.size(), 0u);
+  }
+  EXPECT_EQ(allocation_stats().current_bytes, before);
+}
+
+TEST(AlignedBuffer, MovesItsMemory) {
+  const size_t before = allocation_stats().current_bytes;
+  AlignedBuffer a(1000);
+  void* data = a.data();
+  AlignedBuffer b = std::move(a);
+  EXPECT_EQ(b.data(), data);
+  EXPECT_EQ(b.size(), 1000u);
+  b = AlignedBuffer();
+  EXPECT_EQ(allocation_stats().current_bytes, before);
+}
+
+TEST(ContiguousStrides, AreRowMajor) {
+  EXPECT_EQ(contiguous_strides({2, 3, 4, 5}),
+            (std::array<int64_t, 4>{60, 20, 5, 1}));
+  EXPECT_EQ(contiguous_strides({0, 3, 1, 1}),
+            (std::array<int64_t, 4>{3, 1, 1, 1}));
+}
+
+TEST(DType, HasANameAndASize) {
+  EXPECT_EQ(name(DType::kBFloat16), "bfloat16");
+  EXPECT_EQ(name(DType::kFloat64), "float64");
+  EXPECT_EQ(size_of(DType::kFloat16), 2u);
+  EXPECT_EQ(size_of(DType::kInt64), 8u);
+  EXPECT_EQ(size_of(DType::kBool), 1u);
 }
 
 TEST(AlignedBuffer, IsAlignedAndCounted) {
