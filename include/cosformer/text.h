@@ -43,7 +43,7 @@ Result<std::unique_ptr<Tokenizer>> train_character_tokenizer(
     std::string_view text);
 // BPE with byte fallback; lossless for any bytes, UTF-8 or not (no
 // normalisation; line ends, and what the pieces cannot say, as byte tokens).
-// Trained on the text, above 8 MiB on a sample of it drawn by the seed. A
+// Trained on the text, above 4 MiB on a sample of it drawn by the seed. A
 // vocab_size that the text cannot fill, or that its characters do not fit, is
 // an error that names the possible size.
 Result<std::unique_ptr<Tokenizer>> train_sentencepiece_tokenizer(

@@ -266,9 +266,8 @@ std::optional<OpenCache> open_cache(const std::string& stem,
       manifest->token_bytes;
   if (static_cast<int64_t>(bytes.size()) != expected) return std::nullopt;
   Checksum checksum;
-  constexpr size_t kPiece = kBufferBytes * 16;
-  for (size_t at = 0; at < bytes.size(); at += kPiece) {
-    const size_t n = std::min(kPiece, bytes.size() - at);
+  for (size_t at = 0; at < bytes.size(); at += kBufferBytes) {
+    const size_t n = std::min(kBufferBytes, bytes.size() - at);
     checksum.add(bytes.data() + at, n);
     // Read once: the pages need not stay.
     ::madvise(const_cast<char*>(bytes.data()) + at, n, MADV_DONTNEED);

@@ -315,9 +315,9 @@ TEST(Safetensors, MisalignedData) {
       R"("b":{"dtype":"F32","shape":[1],"data_offsets":[1,5]}})";
   while ((header.size() + 8) % 64 != 0) header += ' ';
   const float value = 3.5f;
-  put(folder / "a",
-      file_of(header,
-              "x" + std::string(reinterpret_cast<const char*>(&value), 4)));
+  std::string data = "x";
+  data.append(reinterpret_cast<const char*>(&value), 4);
+  put(folder / "a", file_of(header, data));
   Result<SafetensorsFile> file = SafetensorsFile::open(folder / "a");
   ASSERT_TRUE(file.ok()) << file.status().message();
   // The entries stay good when the object moves.
