@@ -5,7 +5,7 @@
 #include "cosformer/kernels.h"
 #include "kernels/check.h"
 #include "kernels/dispatch.h"
-#include "kernels/simd/forward.h"
+#include "kernels/simd/pass.h"
 
 namespace cosformer {
 
@@ -34,6 +34,12 @@ void write_places(const simd::LinearCall& call,
   }
 }
 
+Status check_gradient(std::string_view name, const View4& view,
+                      const ConstView4& like) {
+  if (view.data == nullptr) return Status();
+  return check_output_view(kWhere, name, view, like.size, like.dtype);
+}
+
 // Outputs that will not fit into the caches anyway are written past them.
 bool too_large_for_cache(const ConstView4& out) {
   constexpr int64_t kBytes = 1 << 20;
@@ -59,26 +65,63 @@ Status linear_attention_forward(const LinearAttentionOptions& options,
   simd::LinearCall call(options, inputs);
   call.out = out;
   call.denominator = denominator;
-  call.wants_state = state_out.kv_state != nullptr;
+  call.state_out = state_out;
   call.stream = too_large_for_cache(out);
-  const simd::ForwardKernels& kernels = inputs.q.dtype == DType::kFloat64
-                                            ? simd::forward_kernels_f64(*isa)
-                                            : simd::forward_kernels_f32(*isa);
-  COSFORMER_RETURN_IF_ERROR(
-      simd::run_forward(call, kernels, state_out, executor));
-  if (call.wants_state) write_places(call, state_out);
+  COSFORMER_RETURN_IF_ERROR(simd::run_pass(call,
+                                           inputs.q.dtype == DType::kFloat64
+                                               ? simd::forward_f64(*isa)
+                                               : simd::forward_f32(*isa),
+                                           executor));
+  if (state_out.kv_state != nullptr) write_places(call, state_out);
   return Status();
 }
 
 Status linear_attention_backward(
     const LinearAttentionOptions& options, const LinearAttentionInputs& inputs,
-    const ConstView4&, const void*, const ConstView4& d_out,
+    const ConstView4& out, const void* denominator, const ConstView4& d_out,
     const ConstLinearStateView& d_state_out, const View4& dq, const View4& dk,
-    const View4& dv, const LinearStateView& d_state_in, Executor&) {
+    const View4& dv, const LinearStateView& d_state_in, Executor& executor) {
   COSFORMER_RETURN_IF_ERROR(check_linear_attention(options, inputs));
-  COSFORMER_RETURN_IF_ERROR(chosen_isa().status());
-  return reference::linear_attention_backward(
-      options, inputs, d_out, d_state_out, dq, dk, dv, d_state_in);
+  const std::array<int64_t, 4> out_size = {inputs.q.size[0], inputs.q.size[1],
+                                           inputs.q.size[2], inputs.v.size[3]};
+  COSFORMER_RETURN_IF_ERROR(
+      check_view(kWhere, "d_out", d_out, out_size, inputs.q.dtype));
+  COSFORMER_RETURN_IF_ERROR(check_gradient("dq", dq, inputs.q));
+  COSFORMER_RETURN_IF_ERROR(check_gradient("dk", dk, inputs.k));
+  COSFORMER_RETURN_IF_ERROR(check_gradient("dv", dv, inputs.v));
+  const bool any_output = out_size[0] * out_size[1] * out_size[2] > 0;
+  if (options.normalizer == Normalizer::kSum && any_output) {
+    COSFORMER_RETURN_IF_ERROR(
+        check_view(kWhere, "out", out, out_size, inputs.q.dtype));
+    if (denominator == nullptr) {
+      return invalid_argument(
+          kWhere, ": the backward needs the forward's denominator, got none");
+    }
+  }
+  const Result<Isa> isa = chosen_isa();
+  COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::LinearCall call(options, inputs);
+  call.saved_out = out;
+  call.saved_denominator = denominator;
+  call.d_out = d_out;
+  call.d_state_out = d_state_out;
+  call.dq = dq;
+  call.dk = dk;
+  call.dv = dv;
+  call.d_state_in = d_state_in;
+  call.stream = too_large_for_cache(d_out);
+  const bool is_double = inputs.q.dtype == DType::kFloat64;
+  if (dk.data != nullptr || dv.data != nullptr || call.wants_d_state()) {
+    COSFORMER_RETURN_IF_ERROR(simd::run_pass(
+        call, is_double ? simd::d_keys_f64(*isa) : simd::d_keys_f32(*isa),
+        executor));
+  }
+  if (dq.data != nullptr) {
+    COSFORMER_RETURN_IF_ERROR(simd::run_pass(
+        call, is_double ? simd::d_queries_f64(*isa) : simd::d_queries_f32(*isa),
+        executor));
+  }
+  return Status();
 }
 
 Status linear_attention_decode_step(const LinearAttentionOptions& options,

@@ -24,6 +24,13 @@ LinearCall::LinearCall(const LinearAttentionOptions& o,
       chunk_limit(cosine ? std::clamp<int64_t>(o.reweight_len / 2, 1, kMaxChunk)
                          : kMaxChunk) {}
 
+int64_t LinearCall::kv_state_at(const Unit& unit) const {
+  return k_sum_at(unit) * value_dim;
+}
+int64_t LinearCall::k_sum_at(const Unit& unit) const {
+  return (unit.row_index * kv_heads + unit.head) * parts * dim;
+}
+
 Unit make_unit(const LinearCall& call, int64_t row_index, int64_t head) {
   Unit unit;
   unit.row = attention_row(call.inputs, row_index);
@@ -36,16 +43,22 @@ Unit make_unit(const LinearCall& call, int64_t row_index, int64_t head) {
         call.inputs.key_mask + row.batch * call.inputs.key_mask_stride;
     while (first < row.kv_len && mask[first] == 0) ++first;
   }
-  const bool none = first == row.kv_len;
-  if (call.inputs.state.kv_state != nullptr || call.wants_d_state) {
-    unit.visible_from = std::numeric_limits<int64_t>::min();
-  } else if (none) {
-    unit.visible_from = std::numeric_limits<int64_t>::max();
-  } else {
-    unit.visible_from = call.options.is_causal
-                            ? row.kv_start + first
-                            : std::numeric_limits<int64_t>::min();
+  int64_t last = row.q_len;
+  if (call.inputs.query_mask != nullptr) {
+    const uint8_t* mask =
+        call.inputs.query_mask + row.batch * call.inputs.query_mask_stride;
+    while (last > 0 && mask[last - 1] == 0) --last;
   }
+  constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kAlways = std::numeric_limits<int64_t>::min();
+  const bool causal = call.options.is_causal;
+  unit.visible_from = first == row.kv_len ? kNever
+                      : causal            ? row.kv_start + first
+                                          : kAlways;
+  if (call.inputs.state.kv_state != nullptr || call.wants_d_state())
+    unit.visible_from = kAlways;
+  unit.seen_until = last == 0 ? kAlways : causal ? row.q_start + last : kNever;
+  if (call.has_d_state_out()) unit.seen_until = kNever;
   return unit;
 }
 
@@ -93,6 +106,14 @@ Slots key_slots(const LinearCall& call, const Unit& unit, int64_t position,
   const uint8_t* mask = call.inputs.key_mask;
   if (mask != nullptr) mask += unit.row.batch * call.inputs.key_mask_stride;
   return slots(unit.row.kv_start, unit.row.kv_len, mask, position, n);
+}
+
+Slots seen_key_slots(const LinearCall& call, const Unit& unit, int64_t position,
+                     int64_t n) {
+  Slots s = key_slots(call, unit, position, n);
+  s.real &=
+      bits(0, std::clamp(unit.seen_until, position, position + n) - position);
+  return s;
 }
 
 template <typename T>

@@ -19,6 +19,8 @@ inline constexpr int64_t kAngleGroup = 16;
 // Call at this many positions a head before turning to the next head.
 inline constexpr int64_t kBlock = 256;
 
+struct Unit;
+
 struct LinearCall {
   LinearCall(const LinearAttentionOptions& options,
              const LinearAttentionInputs& inputs);
@@ -39,14 +41,25 @@ struct LinearCall {
 
   View4 out;
   void* denominator = nullptr;
-  bool wants_state = false;  // state_out of the forward
-  bool stream = false;       // outputs past the caches
+  LinearStateView state_out;  // of the forward
+  bool stream = false;        // outputs past the caches
 
   // Backward.
   ConstView4 saved_out, d_out;
   const void* saved_denominator = nullptr;
   View4 dq, dk, dv;
-  bool wants_d_state = false;
+  ConstLinearStateView d_state_out;
+  bool has_d_state_out() const {
+    return d_state_out.kv_state != nullptr || d_state_out.k_sum != nullptr;
+  }
+  LinearStateView d_state_in;
+  bool wants_d_state() const {
+    return d_state_in.kv_state != nullptr || d_state_in.k_sum != nullptr;
+  }
+
+  // Where the state of a unit lies in the caller's, in elements.
+  int64_t kv_state_at(const Unit& unit) const;
+  int64_t k_sum_at(const Unit& unit) const;
 };
 
 // One row and kv head: what has a state of its own.
@@ -55,6 +68,9 @@ struct Unit {
   int64_t row_index = 0, head = 0;
   // Queries from this position on see a key (all where there is a state).
   int64_t visible_from = 0;
+  // Keys before this position are seen (all where the returned state has a
+  // gradient).
+  int64_t seen_until = 0;
 
   int64_t q_end() const { return row.q_start + row.q_len; }
   int64_t kv_end() const { return row.kv_start + row.kv_len; }
@@ -70,6 +86,9 @@ Slots query_slots(const LinearCall& call, const Unit& unit, int64_t position,
                   int64_t n);
 Slots key_slots(const LinearCall& call, const Unit& unit, int64_t position,
                 int64_t n);
+// real: and something sees it.
+Slots seen_key_slots(const LinearCall& call, const Unit& unit, int64_t position,
+                     int64_t n);
 
 // A chunk of positions. With (main, other) = (cos, sin) or (sin, cos) of the
 // positions' angles, whichever is larger at the chunk's middle, and ratio =

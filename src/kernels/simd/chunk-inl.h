@@ -12,6 +12,8 @@
 #endif
 
 #include <algorithm>
+#include <cstring>
+#include <new>
 
 #include "kernels/simd/call.h"
 #include "kernels/simd/pack-inl.h"
@@ -37,6 +39,61 @@ class Carver {
   T* base_;
   int64_t used_ = 0;
 };
+
+// Sizes of a call's packed chunks and state.
+struct Shape {
+  template <typename T>
+  static Shape of(const LinearCall& call) {
+    Shape s;
+    s.parts = call.parts;
+    s.rows = round_up(call.dim, 4);
+    s.value_rows = round_up(call.value_dim, 4);
+    s.q_stride = row_length<T>(call.dim);
+    s.v_stride = row_length<T>(call.value_dim);
+    s.chunk = call.limited(call.dim > 96 ? 32 : 16);
+    s.long_chunk = call.limited(32);
+    s.slots = round_up(std::max(s.chunk, s.long_chunk), 4);
+    s.scores_stride = row_length<T>(s.slots);
+    return s;
+  }
+  int64_t parts;
+  int64_t rows, value_rows;    // of a state: head_dim, value_dim
+  int64_t q_stride, v_stride;  // of packed q and k, of packed v
+  int64_t chunk;               // positions a chunk, causal
+  int64_t long_chunk;          // where keys or queries are taken alone
+  int64_t slots;               // rows of a packed chunk
+  int64_t scores_stride;
+};
+
+// Rows of the chunk at `position` of a unit's keys, values and their gradients,
+// or of the queries of one of its heads.
+inline Rows rows_at(const ConstView4& view, int64_t batch, int64_t head,
+                    int64_t first) {
+  const int64_t at = batch * view.stride[0] + head * view.stride[2];
+  return {static_cast<const char*>(view.data) +
+              at * static_cast<int64_t>(size_of(view.dtype)),
+          first, view.stride[1]};
+}
+inline Rows key_rows(const ConstView4& view, const Unit& unit,
+                     int64_t position) {
+  return rows_at(view, unit.row.batch, unit.head,
+                 unit.row.kv_offset + position - unit.row.kv_start);
+}
+inline Rows query_rows(const ConstView4& view, const Unit& unit, int64_t head,
+                       int64_t position) {
+  return rows_at(view, unit.row.batch, head,
+                 unit.row.q_offset + position - unit.row.q_start);
+}
+
+// Packed rows turned by the chunk's rotary angles; `rows` with the padding.
+template <typename T>
+void turn_rows(const LinearCall& call, const Chunk<T>& chunk, const T* in,
+               int64_t rows, int64_t stride, T* out) {
+  rotate_rows<T>(in, chunk.rotary_cos, chunk.rotary_sin,
+                 call.options.rotary_interleaved, false, chunk.size, call.dim,
+                 stride, out);
+  std::fill_n(out + chunk.size * stride, (rows - chunk.size) * stride, T{0});
+}
 
 // out[r][c] = sum_k q[r][k] S_main[k][c] + ratio[r] sum_k q[r][k]
 // S_other[k][c], for rows r < rows (a multiple of 4). other.data may be
@@ -175,6 +232,32 @@ HWY_INLINE Vec<T> dot_lanes(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
   for (int64_t c = 0; c < n; c += kLanes<T>)
     sum = hn::MulAdd(hn::Load(d, a + c), hn::Load(d, b + c), sum);
   return sum;
+}
+
+// Functions that all passes have (pass.h). Scratch: a struct with a
+// constructor that carves its memory, and start().
+template <typename T, class Scratch>
+size_t scratch_bytes(const LinearCall& call) {
+  Carver<T> counter(nullptr);
+  const Scratch counted(call, counter);
+  return round_up(sizeof(Scratch), 64) + counter.bytes();
+}
+template <typename T, class Scratch>
+void init_scratch(const LinearCall& call, void* memory) {
+  Carver<T> carver(static_cast<char*>(memory) + round_up(sizeof(Scratch), 64));
+  (new (memory) Scratch(call, carver))->start();
+}
+using StateBytes = size_t(const LinearCall& call);
+template <StateBytes& kBytes>
+void zero_state(const LinearCall& call, void* memory) {
+  std::memset(memory, 0, kBytes(call));
+}
+template <typename T, StateBytes& kBytes>
+void add_state(const LinearCall& call, const void* from, void* to) {
+  const int64_t n = static_cast<int64_t>(kBytes(call) / sizeof(T));
+  const T* HWY_RESTRICT x = static_cast<const T*>(from);
+  T* HWY_RESTRICT y = static_cast<T*>(to);
+  for (int64_t i = 0; i < n; ++i) y[i] += x[i];
 }
 
 }  // namespace cosformer::simd::HWY_NAMESPACE

@@ -25,34 +25,10 @@
 #include <new>
 
 #include "kernels/simd/chunk-inl.h"
-#include "kernels/simd/forward.h"
+#include "kernels/simd/pass.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
-
-// Sizes of a call's packed chunks and state.
-struct Shape {
-  template <typename T>
-  static Shape of(const LinearCall& call) {
-    Shape s;
-    s.parts = call.parts;
-    s.rows = round_up(call.dim, 4);
-    s.q_stride = row_length<T>(call.dim);
-    s.v_stride = row_length<T>(call.value_dim);
-    s.chunk = call.limited(call.dim > 96 ? 32 : 16);
-    s.long_chunk = call.limited(32);
-    s.slots = round_up(std::max(s.chunk, s.long_chunk), 4);
-    s.scores_stride = row_length<T>(s.slots);
-    return s;
-  }
-  int64_t parts;
-  int64_t rows;                // of the state
-  int64_t q_stride, v_stride;  // of packed q and k, of packed v
-  int64_t chunk;               // positions a chunk, causal
-  int64_t long_chunk;          // where keys or queries are taken alone
-  int64_t slots;               // rows of a packed chunk
-  int64_t scores_stride;
-};
 
 template <typename T>
 struct ForwardState {
@@ -101,7 +77,10 @@ struct ForwardScratch {
     out = carver.take(vs);
     scale = carver.take(kMaxChunk);
   }
-  static constexpr size_t kHeader = 4096;
+  void start() {
+    short_angles.start();
+    long_angles.start();
+  }
 
   Shape shape;
   Angles<T> short_angles, long_angles;
@@ -158,40 +137,26 @@ class Forward {
         if (queries.real != 0) cross_keys();
       }
       answer(chunk, queries, has_keys, given || at > unit_.row.kv_start);
-      if (has_keys && (call_.wants_state || at + size < unit_.q_end()))
+      if (has_keys &&
+          (call_.state_out.kv_state != nullptr || at + size < unit_.q_end()))
         update(chunk);
     }
   }
 
  private:
-  Rows rows_of(const ConstView4& view, int64_t offset, int64_t start,
-               int64_t head, int64_t position) const {
-    const int64_t at = unit_.row.batch * view.stride[0] + head * view.stride[2];
-    return {static_cast<const char*>(view.data) +
-                at * static_cast<int64_t>(size_of(view.dtype)),
-            offset + position - start, view.stride[1]};
-  }
-
   void pack_keys(const Chunk<T>& chunk, const Slots& keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    const AttentionRow& row = unit_.row;
     packed_rows_ = rows;
     pack_rows<T>(call_.options.feature_map, call_.dtype,
-                 rows_of(call_.inputs.k, row.kv_offset, row.kv_start,
-                         unit_.head, chunk.position),
-                 keys.real, rows, call_.dim, s_.k, shape_.q_stride);
+                 key_rows(call_.inputs.k, unit_, chunk.position), keys.real,
+                 rows, call_.dim, s_.k, shape_.q_stride);
     if (call_.rotary) {
-      rotate_rows<T>(s_.k, chunk.rotary_cos, chunk.rotary_sin,
-                     call_.options.rotary_interleaved, false, chunk.size,
-                     call_.dim, shape_.q_stride, s_.k_turned);
-      std::fill_n(s_.k_turned + chunk.size * shape_.q_stride,
-                  (rows - chunk.size) * shape_.q_stride, T{0});
+      turn_rows<T>(call_, chunk, s_.k, rows, shape_.q_stride, s_.k_turned);
     }
     values_finite_ =
         pack_rows<T>(FeatureMap::kIdentity, call_.dtype,
-                     rows_of(call_.inputs.v, row.kv_offset, row.kv_start,
-                             unit_.head, chunk.position),
-                     keys.real, rows, call_.value_dim, s_.v, shape_.v_stride);
+                     key_rows(call_.inputs.v, unit_, chunk.position), keys.real,
+                     rows, call_.value_dim, s_.v, shape_.v_stride);
     if (call_.cosine) {
       scale_rows<T>(s_.v, chunk.main, rows, shape_.v_stride, s_.v_main);
       scale_rows<T>(s_.v_main, chunk.ratio, rows, shape_.v_stride, s_.v_other);
@@ -234,18 +199,12 @@ class Forward {
   void answer_head(const Chunk<T>& chunk, const Slots& queries, int64_t head,
                    bool has_keys, bool has_state) {
     const int64_t rows = round_up(chunk.size, 4);
-    const AttentionRow& row = unit_.row;
     if (queries.real != 0) {
       pack_rows<T>(call_.options.feature_map, call_.dtype,
-                   rows_of(call_.inputs.q, row.q_offset, row.q_start, head,
-                           chunk.position),
+                   query_rows(call_.inputs.q, unit_, head, chunk.position),
                    queries.real, rows, call_.dim, s_.q, shape_.q_stride);
       if (call_.rotary) {
-        rotate_rows<T>(s_.q, chunk.rotary_cos, chunk.rotary_sin,
-                       call_.options.rotary_interleaved, false, chunk.size,
-                       call_.dim, shape_.q_stride, s_.q_turned);
-        std::fill_n(s_.q_turned + chunk.size * shape_.q_stride,
-                    (rows - chunk.size) * shape_.q_stride, T{0});
+        turn_rows<T>(call_, chunk, s_.q, rows, shape_.q_stride, s_.q_turned);
       }
       if (has_state) {
         const Panels<T> none{nullptr, 0, 0};
@@ -273,11 +232,10 @@ class Forward {
       }
     }
     normalise(chunk, queries, head, has_keys, has_state);
-    write_rows<T>(
-        call_.dtype, s_.out, shape_.v_stride, s_.scale, queries.present,
-        queries.real, call_.value_dim,
-        rows_of(call_.out, row.q_offset, row.q_start, head, chunk.position),
-        call_.stream);
+    write_rows<T>(call_.dtype, s_.out, shape_.v_stride, s_.scale,
+                  queries.present, queries.real, call_.value_dim,
+                  query_rows(call_.out, unit_, head, chunk.position),
+                  call_.stream);
   }
 
   // scale_i = main_i / max(denominator_i, eps), and the denominators.
@@ -335,47 +293,23 @@ class Forward {
   bool values_finite_ = true;
 };
 
-// The functions of ForwardKernels.
+// The functions of the pass.
 template <typename T>
-struct ForwardEntry {
+struct ForwardPass {
   static size_t state_bytes(const LinearCall& call) {
-    const Shape shape = Shape::of<T>(call);
-    return static_cast<size_t>(ForwardState<T>::elements(shape)) * sizeof(T);
-  }
-  static size_t scratch_bytes(const LinearCall& call) {
-    Carver<T> counter(nullptr);
-    const ForwardScratch<T> counted(call, counter);
-    return ForwardScratch<T>::kHeader + counter.bytes();
-  }
-  static void init_scratch(const LinearCall& call, void* memory) {
-    static_assert(sizeof(ForwardScratch<T>) <= ForwardScratch<T>::kHeader);
-    Carver<T> carver(static_cast<char*>(memory) + ForwardScratch<T>::kHeader);
-    auto* scratch = new (memory) ForwardScratch<T>(call, carver);
-    scratch->short_angles.start();
-    scratch->long_angles.start();
-  }
-
-  static int64_t kv_state_at(const LinearCall& call, const Unit& unit) {
-    return (unit.row_index * call.kv_heads + unit.head) * call.parts *
-           call.dim * call.value_dim;
-  }
-  static int64_t k_sum_at(const LinearCall& call, const Unit& unit) {
-    return (unit.row_index * call.kv_heads + unit.head) * call.parts * call.dim;
-  }
-
-  static void zero_state(const LinearCall& call, void* memory) {
-    std::memset(memory, 0, state_bytes(call));
+    return static_cast<size_t>(ForwardState<T>::elements(Shape::of<T>(call))) *
+           sizeof(T);
   }
   static void load_state(const LinearCall& call, const Unit& unit,
                          void* memory) {
-    zero_state(call, memory);
+    zero_state<state_bytes>(call, memory);
     const ConstLinearStateView& given = call.inputs.state;
     if (given.kv_state == nullptr) return;
     const Shape shape = Shape::of<T>(call);
     const ForwardState<T> state(shape, memory);
     const T* kv =
-        static_cast<const T*>(given.kv_state) + kv_state_at(call, unit);
-    const T* sum = static_cast<const T*>(given.k_sum) + k_sum_at(call, unit);
+        static_cast<const T*>(given.kv_state) + call.kv_state_at(unit);
+    const T* sum = static_cast<const T*>(given.k_sum) + call.k_sum_at(unit);
     for (int p = 0; p < call.parts; ++p) {
       load_panels<T>(kv + p * call.dim * call.value_dim, call.dim,
                      call.value_dim, state.part(p));
@@ -383,26 +317,22 @@ struct ForwardEntry {
     }
   }
   static void store_state(const LinearCall& call, const Unit& unit,
-                          const void* memory, const LinearStateView& to) {
+                          const void* memory) {
+    const LinearStateView& to = call.state_out;
+    if (to.kv_state == nullptr) return;
     const Shape shape = Shape::of<T>(call);
     const ForwardState<T> state(shape, memory);
-    T* kv = static_cast<T*>(to.kv_state) + kv_state_at(call, unit);
-    T* sum = static_cast<T*>(to.k_sum) + k_sum_at(call, unit);
+    T* kv = static_cast<T*>(to.kv_state) + call.kv_state_at(unit);
+    T* sum = static_cast<T*>(to.k_sum) + call.k_sum_at(unit);
     for (int p = 0; p < call.parts; ++p) {
       store_panels<T>(state.part(p), call.dim, call.value_dim,
                       kv + p * call.dim * call.value_dim);
       std::copy_n(state.sum(p), call.dim, sum + p * call.dim);
     }
   }
-  static void add_state(const LinearCall& call, const void* from, void* to) {
-    const int64_t n = static_cast<int64_t>(state_bytes(call) / sizeof(T));
-    const T* HWY_RESTRICT x = static_cast<const T*>(from);
-    T* HWY_RESTRICT y = static_cast<T*>(to);
-    for (int64_t i = 0; i < n; ++i) y[i] += x[i];
-  }
-
-  static void add_keys(const LinearCall& call, const Unit& unit, int64_t begin,
-                       int64_t end, void* state, void* scratch) {
+  static void accumulate(const LinearCall& call, const Unit& unit,
+                         int64_t begin, int64_t end, void* state,
+                         void* scratch) {
     Forward<T>(call, unit, state, scratch).add_keys(begin, end);
   }
   static void read(const LinearCall& call, const Unit& unit, int64_t begin,
@@ -415,15 +345,20 @@ struct ForwardEntry {
     Forward<T>(call, unit, state, scratch).attend(begin, end);
     hwy::FlushStream();
   }
+  static constexpr Pass make() {
+    return {false,
+            &state_bytes,
+            &scratch_bytes<T, ForwardScratch<T>>,
+            &init_scratch<T, ForwardScratch<T>>,
+            &load_state,
+            &zero_state<state_bytes>,
+            &store_state,
+            &add_state<T, state_bytes>,
+            &accumulate,
+            &read,
+            &attend};
+  }
 };
-
-template <typename T>
-constexpr ForwardKernels forward_kernels() {
-  using E = ForwardEntry<T>;
-  return {&E::state_bytes, &E::scratch_bytes, &E::init_scratch, &E::load_state,
-          &E::zero_state,  &E::store_state,   &E::add_state,    &E::add_keys,
-          &E::read,        &E::attend};
-}
 
 }  // namespace cosformer::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -9,17 +9,17 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
-const ForwardKernels& forward_kernels_f64() {
-  static constexpr ForwardKernels kKernels = forward_kernels<double>();
-  return kKernels;
+const Pass& forward_f64() {
+  static constexpr Pass kPass = ForwardPass<double>::make();
+  return kPass;
 }
 }  // namespace cosformer::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace cosformer::simd {
-const ForwardKernels& forward_kernels_f64(Isa isa) {
-  return COSFORMER_DISPATCH(isa, forward_kernels_f64);
+const Pass& forward_f64(Isa isa) {
+  return COSFORMER_DISPATCH(isa, forward_f64);
 }
 }  // namespace cosformer::simd
 #endif

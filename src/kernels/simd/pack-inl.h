@@ -274,33 +274,25 @@ HWY_INLINE void scale_rows(const T* HWY_RESTRICT in,
   }
 }
 
-// Turns packed rows by their positions (inverse: back). cos, sin:
-// [rows][dim/2].
+// Turns packed rows by their positions (inverse: back); out may be in. cos,
+// sin: [rows][dim / 2].
 template <typename T>
-HWY_NOINLINE void rotate_rows(const T* HWY_RESTRICT in,
-                              const T* HWY_RESTRICT cos,
-                              const T* HWY_RESTRICT sin, bool interleaved,
-                              bool inverse, int64_t rows, int64_t dim,
-                              int64_t stride, T* HWY_RESTRICT out) {
+HWY_NOINLINE void rotate_rows(const T* in, const T* cos, const T* sin,
+                              bool interleaved, bool inverse, int64_t rows,
+                              int64_t dim, int64_t stride, T* out) {
   const int64_t half = dim / 2;
   const T sign = inverse ? T{-1} : T{1};
+  const int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
   for (int64_t r = 0; r < rows; ++r) {
-    const T* HWY_RESTRICT x = in + r * stride;
-    T* HWY_RESTRICT y = out + r * stride;
-    const T* HWY_RESTRICT cr = cos + r * half;
-    const T* HWY_RESTRICT sr = sin + r * half;
-    if (interleaved) {
-      for (int64_t c = 0; c < half; ++c) {
-        y[2 * c] = x[2 * c] * cr[c] - x[2 * c + 1] * (sign * sr[c]);
-        y[2 * c + 1] = x[2 * c] * (sign * sr[c]) + x[2 * c + 1] * cr[c];
-      }
-    } else {
-      for (int64_t c = 0; c < half; ++c) {
-        y[c] = x[c] * cr[c] - x[c + half] * (sign * sr[c]);
-        y[c + half] = x[c] * (sign * sr[c]) + x[c + half] * cr[c];
-      }
+    for (int64_t c = 0; c < half; ++c) {
+      const T* x = in + r * stride + c * step;
+      T* y = out + r * stride + c * step;
+      const T a = x[0], b = x[apart];
+      const T co = cos[r * half + c], si = sign * sin[r * half + c];
+      y[0] = a * co - b * si;
+      y[apart] = a * si + b * co;
     }
-    for (int64_t c = dim; c < stride; ++c) y[c] = T{0};
+    for (int64_t c = dim; c < stride; ++c) out[r * stride + c] = T{0};
   }
 }
 

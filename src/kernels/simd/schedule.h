@@ -50,9 +50,16 @@ struct Walk {
   // Blocks are counted from each part's begin: the cut depends on neither
   // length nor segments as long as these are whole blocks.
   template <typename Visit>
-  void blocks(int64_t from, int64_t to, const Visit& visit) const {
-    for_blocks(first, from, to, visit);
-    for_blocks(second, from - first.size(), to - first.size(), visit);
+  void blocks(int64_t from, int64_t to, bool from_the_end,
+              const Visit& visit) const {
+    const int64_t gap = first.size();
+    if (from_the_end) {
+      for_blocks(second, from - gap, to - gap, true, visit);
+      for_blocks(first, from, to, true, visit);
+    } else {
+      for_blocks(first, from, to, false, visit);
+      for_blocks(second, from - gap, to - gap, false, visit);
+    }
   }
 
   Span first, second;
@@ -60,13 +67,19 @@ struct Walk {
  private:
   template <typename Visit>
   static void for_blocks(const Span& span, int64_t from, int64_t to,
-                         const Visit& visit) {
+                         bool from_the_end, const Visit& visit) {
     from = std::max<int64_t>(from, 0);
     to = std::min(to, span.size());
     while (from < to) {
-      const int64_t next = std::min(to, (from / kBlock + 1) * kBlock);
-      visit(span.begin + from, span.begin + next);
-      from = next;
+      if (from_the_end) {
+        const int64_t begin = std::max(from, (to - 1) / kBlock * kBlock);
+        visit(span.begin + begin, span.begin + to);
+        to = begin;
+      } else {
+        const int64_t end = std::min(to, (from / kBlock + 1) * kBlock);
+        visit(span.begin + from, span.begin + end);
+        from = end;
+      }
     }
   }
 };

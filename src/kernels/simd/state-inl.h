@@ -81,6 +81,18 @@ void load_panels(const T* from, int64_t rows, int64_t columns,
     }
   }
 }
+// The transpose of row-major [rows][columns] into panels.
+template <typename T>
+void load_panels_across(const T* from, int64_t rows, int64_t columns,
+                        const Panels<T>& to) {
+  for (int64_t c0 = 0; c0 < rows; c0 += kPanel<T>) {
+    const int64_t width = to.width_at(c0);
+    const int64_t count = std::min(rows - c0, width);
+    for (int64_t r = 0; r < columns; ++r)
+      for (int64_t c = 0; c < count; ++c)
+        to.panel(c0)[r * width + c] = from[(c0 + c) * columns + r];
+  }
+}
 template <typename T>
 void store_panels(const Panels<T>& from, int64_t rows, int64_t columns, T* to) {
   for (int64_t c0 = 0; c0 < columns; c0 += kPanel<T>) {

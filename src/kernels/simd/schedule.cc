@@ -1,20 +1,19 @@
-// Cuts a forward call into tasks (schedule.h) for any instruction set.
-#include "kernels/simd/forward.h"
+// Cuts a pass into tasks (schedule.h), whatever its instruction set.
 #include "kernels/simd/schedule.h"
+
+#include "kernels/simd/pass.h"
 
 namespace cosformer::simd {
 namespace {
 
 class Schedule {
  public:
-  Schedule(const LinearCall& call, const ForwardKernels& kernels,
-           const LinearStateView& state_out, Executor& executor)
+  Schedule(const LinearCall& call, const Pass& pass, Executor& executor)
       : call_(call),
-        k_(kernels),
-        state_out_(state_out),
+        k_(pass),
         executor_(executor),
         units_(units_of(call)),
-        scratch_(executor.num_threads(), kernels.scratch_bytes(call)) {}
+        scratch_(executor.num_threads(), pass.scratch_bytes(call)) {}
 
   Status run() {
     if (units_.empty()) return Status();
@@ -65,40 +64,45 @@ class Schedule {
         k_.load_state(call_, units_[static_cast<size_t>(u)], state(u));
       if (call_.options.is_causal) {
         side_by_side(
-            first, last, [&](int64_t u) { return walk(u).size(); },
+            first, last, k_.from_the_end,
+            [&](int64_t u) { return Walk(unit(u)).size(); },
             [&](int64_t u, int64_t from, int64_t to) {
-              causal(u, from, to, state(u), scratch(thread));
+              attend(u, from, to, state(u), scratch(thread));
             });
       } else {
         side_by_side(
-            first, last, [&](int64_t u) { return row(u).kv_len; },
+            first, last, false, [&](int64_t u) { return writers(u).size(); },
             [&](int64_t u, int64_t from, int64_t to) {
-              keys(u, from, to, state(u), scratch(thread));
+              accumulate(u, from, to, state(u), scratch(thread));
             });
         side_by_side(
-            first, last, [&](int64_t u) { return row(u).q_len; },
+            first, last, false, [&](int64_t u) { return readers(u).size(); },
             [&](int64_t u, int64_t from, int64_t to) {
-              queries(u, from, to, state(u), scratch(thread));
+              read(u, from, to, state(u), scratch(thread));
             });
       }
-      for (int64_t u = first; u < last; ++u) store(u, state(u));
+      for (int64_t u = first; u < last; ++u)
+        k_.store_state(call_, unit(u), state(u));
     });
     return Status();
   }
 
+  // The blocks of several units in turn.
   template <typename Steps, typename Visit>
-  static void side_by_side(int64_t first, int64_t last, const Steps& steps,
-                           const Visit& visit) {
-    int64_t longest = 0;
+  static void side_by_side(int64_t first, int64_t last, bool from_the_end,
+                           const Steps& steps, const Visit& visit) {
+    int64_t blocks = 0;
     for (int64_t u = first; u < last; ++u)
-      longest = std::max(longest, steps(u));
-    for (int64_t from = 0; from < longest; from += kBlock) {
+      blocks = std::max(blocks, (steps(u) + kBlock - 1) / kBlock);
+    for (int64_t i = 0; i < blocks; ++i) {
+      const int64_t from = (from_the_end ? blocks - 1 - i : i) * kBlock;
       for (int64_t u = first; u < last; ++u)
         if (from < steps(u)) visit(u, from, std::min(from + kBlock, steps(u)));
     }
   }
 
-  // State s of a unit: what the segments before s hold; the last: all of them.
+  // State s of a unit: what the s segments before (in the pass's direction)
+  // hold; the last: what all of them hold.
   Status in_segments() {
     const int64_t units = static_cast<int64_t>(units_.size());
     const size_t state_bytes = k_.state_bytes(call_);
@@ -107,24 +111,28 @@ class Schedule {
       return out_of_memory(static_cast<size_t>(units * (segments_ + 1)) *
                            state_bytes);
     }
-    const bool causal_call = call_.options.is_causal;
+    const bool causal = call_.options.is_causal;
     const auto state = [&](int64_t u, int64_t s) {
       return states[u * (segments_ + 1) + s];
+    };
+    // Where the s-th segment of the pass begins.
+    const auto from = [&](int64_t s) {
+      return (causal && k_.from_the_end ? segments_ - 1 - s : s) * segment_;
     };
     executor_.run(units * segments_, [&](int64_t task, int thread) {
       const int64_t u = task / segments_, s = task % segments_;
       k_.zero_state(call_, state(u, s + 1));
-      // A causal last segment adds its own keys as it goes.
-      if (causal_call && s == segments_ - 1) return;
-      if (causal_call) {
-        walk(u).blocks(s * segment_, (s + 1) * segment_,
-                       [&](int64_t begin, int64_t end) {
-                         k_.add_keys(call_, unit(u), begin, end,
-                                     state(u, s + 1), scratch(thread));
-                       });
+      // The last segment of a causal pass adds to the state as it goes.
+      if (causal && s == segments_ - 1) return;
+      if (causal) {
+        Walk(unit(u)).blocks(from(s), from(s) + segment_, false,
+                             [&](int64_t begin, int64_t end) {
+                               k_.accumulate(call_, unit(u), begin, end,
+                                             state(u, s + 1), scratch(thread));
+                             });
       } else {
-        keys(u, s * segment_, std::min((s + 1) * segment_, row(u).kv_len),
-             state(u, s + 1), scratch(thread));
+        accumulate(u, from(s), std::min(from(s) + segment_, writers(u).size()),
+                   state(u, s + 1), scratch(thread));
       }
     });
     executor_.run(units, [&](int64_t u, int) {
@@ -134,54 +142,53 @@ class Schedule {
     });
     executor_.run(units * segments_, [&](int64_t task, int thread) {
       const int64_t u = task / segments_, s = task % segments_;
-      const int64_t from = s * segment_;
-      if (causal_call) {
-        causal(u, from, std::min(from + segment_, walk(u).size()), state(u, s),
-               scratch(thread));
-        if (s == segments_ - 1) store(u, state(u, s));
+      const bool last = s == segments_ - 1;
+      if (causal) {
+        attend(u, from(s), from(s) + segment_, state(u, s), scratch(thread));
+        if (last) k_.store_state(call_, unit(u), state(u, s));
       } else {
-        queries(u, from, std::min(from + segment_, row(u).q_len),
-                state(u, segments_), scratch(thread));
-        if (s == segments_ - 1) store(u, state(u, segments_));
+        read(u, from(s), std::min(from(s) + segment_, readers(u).size()),
+             state(u, segments_), scratch(thread));
+        if (last) k_.store_state(call_, unit(u), state(u, segments_));
       }
     });
     return Status();
   }
 
   const Unit& unit(int64_t u) const { return units_[static_cast<size_t>(u)]; }
-  const AttentionRow& row(int64_t u) const { return unit(u).row; }
-  Walk walk(int64_t u) const { return Walk(unit(u)); }
-
-  void causal(int64_t u, int64_t from, int64_t to, void* state,
-              void* scratch) const {
-    walk(u).blocks(from, to, [&](int64_t begin, int64_t end) {
-      k_.attend(call_, unit(u), begin, end, state, scratch);
-    });
+  Span writers(int64_t u) const {
+    return k_.from_the_end ? query_span(unit(u)) : key_span(unit(u));
   }
-  void keys(int64_t u, int64_t from, int64_t to, void* state,
-            void* scratch) const {
-    const int64_t start = row(u).kv_start;
+  Span readers(int64_t u) const {
+    return k_.from_the_end ? key_span(unit(u)) : query_span(unit(u));
+  }
+
+  void attend(int64_t u, int64_t from, int64_t to, void* state,
+              void* scratch) const {
+    Walk(unit(u)).blocks(
+        from, to, k_.from_the_end, [&](int64_t begin, int64_t end) {
+          k_.attend(call_, unit(u), begin, end, state, scratch);
+        });
+  }
+  void accumulate(int64_t u, int64_t from, int64_t to, void* state,
+                  void* scratch) const {
+    const int64_t start = writers(u).begin;
     for (; from < to; from += kBlock) {
-      k_.add_keys(call_, unit(u), start + from,
-                  start + std::min(from + kBlock, to), state, scratch);
+      k_.accumulate(call_, unit(u), start + from,
+                    start + std::min(from + kBlock, to), state, scratch);
     }
   }
-  void queries(int64_t u, int64_t from, int64_t to, const void* state,
-               void* scratch) const {
-    const int64_t start = row(u).q_start;
+  void read(int64_t u, int64_t from, int64_t to, const void* state,
+            void* scratch) const {
+    const int64_t start = readers(u).begin;
     for (; from < to; from += kBlock) {
       k_.read(call_, unit(u), start + from, start + std::min(from + kBlock, to),
               state, scratch);
     }
   }
-  void store(int64_t u, const void* state) const {
-    if (state_out_.kv_state != nullptr)
-      k_.store_state(call_, unit(u), state, state_out_);
-  }
 
   const LinearCall& call_;
-  const ForwardKernels& k_;
-  const LinearStateView& state_out_;
+  const Pass& k_;
   Executor& executor_;
   std::vector<Unit> units_;
   Pieces scratch_;
@@ -191,9 +198,8 @@ class Schedule {
 
 }  // namespace
 
-Status run_forward(const LinearCall& call, const ForwardKernels& kernels,
-                   const LinearStateView& state_out, Executor& executor) {
-  return Schedule(call, kernels, state_out, executor).run();
+Status run_pass(const LinearCall& call, const Pass& pass, Executor& executor) {
+  return Schedule(call, pass, executor).run();
 }
 
 }  // namespace cosformer::simd
