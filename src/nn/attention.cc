@@ -117,6 +117,14 @@ torch::Tensor positions_from(const torch::Tensor& row_starts, int64_t count) {
          torch::arange(count, row_starts.options()).unsqueeze(0);
 }
 
+// "3", or "3 to 7" where rows differ.
+std::string range_text(const torch::Tensor& numbers) {
+  const auto low = numbers.min().item<int64_t>();
+  const auto high = numbers.max().item<int64_t>();
+  return low == high ? std::to_string(low)
+                     : std::to_string(low) + " to " + std::to_string(high);
+}
+
 }  // namespace
 
 struct AttentionImpl::Heads {
@@ -322,7 +330,7 @@ AttentionResult AttentionImpl::softmax_forward(
       TORCH_CHECK(
           !*start || ((*start)->expand_as(next) == next).all().item<bool>(),
           "attention: ", start == &call.q_start ? "q_start" : "kv_start",
-          " contradicts the state, which continues at ", next);
+          " contradicts the state, which continues at ", range_text(next));
     }
     Starts at;
     at.number = seen;
