@@ -1,14 +1,17 @@
 // A model folder to and from a Transformer.
 #include <filesystem>
+#include <set>
 #include <system_error>
 
 #include "cosformer/models.h"
+#include "models/parameter_shapes.h"
 
 namespace cosformer {
 namespace {
 
 constexpr const char* kConfigFile = "config.json";
 constexpr const char* kWeightsFile = "model.safetensors";
+constexpr const char* kTokenizerFile = "tokenizer.json";
 
 std::string joined(const std::string& folder, const char* file) {
   return (std::filesystem::path(folder) / file).string();
@@ -48,33 +51,36 @@ std::string shape_text(at::IntArrayRef shape) {
   return str_cat(shape);  // "[2, 3]"
 }
 
-// Every name, shape and dtype of the file against those of the model.
-Status check_tensors(const std::string& path, const SafetensorsFile& file,
-                     const torch::OrderedDict<std::string, torch::Tensor>& want,
-                     at::ScalarType& type) {
+// Every name, shape and dtype of the file against what the config asks for.
+// Gives the type that all have.
+Result<at::ScalarType> check_tensors(const std::string& path,
+                                     const SafetensorsFile& file,
+                                     const ModelConfig& config) {
   const auto& have = file.tensors();
-  std::vector<std::string> spare;
-  for (const auto& [name, entry] : have) {
-    if (want.find(name) == nullptr) spare.push_back(name);
-  }
-  bool first = true;
+  std::set<std::string> spare;
+  for (const auto& [name, entry] : have) spare.insert(name);
+  COSFORMER_RETURN_IF_ERROR(for_each_parameter(
+      config, [&](const std::string& name, const std::vector<int64_t>&) {
+        spare.erase(name);
+        return Status();
+      }));
+  std::optional<at::ScalarType> type;
   std::string first_name;
-  for (const auto& parameter : want) {
-    const std::string& name = parameter.key();
-    const auto expected = parameter.value().sizes();
+  const auto check = [&](const std::string& name,
+                         const std::vector<int64_t>& shape) -> Status {
     const auto found = have.find(name);
     if (found == have.end()) {
-      const std::string near = nearest_key(name, spare);
-      return data_loss(path, ": tensor '", name,
-                       "' is missing, expected with shape ",
-                       shape_text(expected), " from config.json",
-                       near.empty() ? "" : "; found '" + near + "'");
+      const std::string near = nearest_key(name, {spare.begin(), spare.end()});
+      return data_loss(
+          path, ": tensor '", name, "' is missing, expected with shape ",
+          shape_text(shape), " from config.json",
+          near.empty() ? "" : "; the nearest found is '" + near + "'");
     }
     const TensorEntry& entry = found->second;
-    if (expected != at::IntArrayRef(entry.shape)) {
+    if (entry.shape != shape) {
       return data_loss(path, ": tensor '", name, "' has shape ",
                        shape_text(entry.shape), ", expected ",
-                       shape_text(expected), " from config.json");
+                       shape_text(shape), " from config.json");
     }
     const auto entry_type = scalar_type_of(entry.dtype);
     if (!entry_type) {
@@ -82,26 +88,26 @@ Status check_tensors(const std::string& path, const SafetensorsFile& file,
                        cosformer::name(entry.dtype),
                        ", expected a floating-point type");
     }
-    if (first) {
-      type = *entry_type;
+    if (!type) {
+      type = entry_type;
       first_name = name;
-      first = false;
-    } else if (type != *entry_type) {
+    } else if (type != entry_type) {
       return data_loss(path, ": tensor '", name, "' is ",
                        cosformer::name(entry.dtype), ", '", first_name, "' is ",
-                       cosformer::name(*dtype_of(type)),
+                       cosformer::name(*dtype_of(*type)),
                        ": expected one type for all");
     }
-  }
-  if (!spare.empty()) {
-    return data_loss(path, ": tensor '", spare.front(), "' with shape ",
-                     shape_text(have.at(spare.front()).shape),
-                     " is not part of the model that config.json describes",
-                     spare.size() == 1
-                         ? ""
-                         : str_cat(" (nor are ", spare.size() - 1, " others)"));
-  }
-  return {};
+    return {};
+  };
+  COSFORMER_RETURN_IF_ERROR(for_each_parameter(config, check));
+  if (spare.empty()) return *type;
+  const std::string& extra = *spare.begin();
+  return data_loss(path, ": tensor '", extra, "' with shape ",
+                   shape_text(have.at(extra).shape),
+                   " is not part of the model that config.json describes",
+                   spare.size() == 1
+                       ? ""
+                       : str_cat(" (nor are ", spare.size() - 1, " others)"));
 }
 
 }  // namespace
@@ -154,27 +160,30 @@ Result<LoadedModel> load_model(const std::string& folder) {
   Result<SafetensorsFile> file = SafetensorsFile::open(weights_path);
   if (!file.ok()) return file.status();
 
+  const Result<at::ScalarType> type =
+      check_tensors(weights_path, *file, *config);
+  if (!type.ok()) return type.status();
+
   LoadedModel out;
   try {
     out.model = Transformer(*config, /*initialize=*/false);
+    out.model->to(*type);
   } catch (const c10::Error& e) {
-    return invalid_argument(folder, ": ", e.what_without_backtrace());
+    return Status(StatusCode::kOutOfMemory,
+                  str_cat(folder, ": ", e.what_without_backtrace()));
   }
-  const auto parameters = out.model->named_parameters();
-  at::ScalarType type = at::kFloat;
-  COSFORMER_RETURN_IF_ERROR(
-      check_tensors(weights_path, *file, parameters, type));
-  out.model->to(type);
   torch::NoGradGuard no_grad;
   for (const auto& parameter : out.model->named_parameters()) {
     const TensorEntry& entry = file->tensors().at(parameter.key());
     torch::Tensor value = parameter.value();
     value.copy_(torch::from_blob(const_cast<void*>(entry.data), value.sizes(),
-                                 torch::dtype(type)));
+                                 torch::dtype(*type)));
   }
 
-  Result<std::unique_ptr<Tokenizer>> tokenizer = load_tokenizer(folder);
-  if (tokenizer.ok()) {
+  std::error_code ignored;
+  if (std::filesystem::exists(joined(folder, kTokenizerFile), ignored)) {
+    Result<std::unique_ptr<Tokenizer>> tokenizer = load_tokenizer(folder);
+    if (!tokenizer.ok()) return tokenizer.status();
     if ((*tokenizer)->vocab_size() > config->vocab_size) {
       return data_loss(folder, ": the tokenizer has ",
                        (*tokenizer)->vocab_size(),
@@ -182,8 +191,6 @@ Result<LoadedModel> load_model(const std::string& folder) {
                        config->vocab_size, " of config.json");
     }
     out.tokenizer = std::move(*tokenizer);
-  } else if (tokenizer.status().code() != StatusCode::kNotFound) {
-    return tokenizer.status();
   }
   return out;
 }

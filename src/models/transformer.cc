@@ -1,5 +1,7 @@
 // The generic Transformer by its config.
+#include <algorithm>
 #include <limits>
+#include <mutex>
 
 #include "cosformer/models.h"
 
@@ -107,16 +109,35 @@ struct TransformerImpl::Parts {
   Table embed{nullptr}, position{nullptr}, head{nullptr};
   Norm embed_norm{nullptr}, final_norm{nullptr};
   std::vector<Block> layers;
-  torch::Tensor sinusoids;  // [position_offset + max_len, embed_dim]
+  // The first rows of the sinusoidal table, as many as were needed so far.
+  torch::Tensor sinusoids;
+  std::mutex sinusoids_mutex;
   Limit limit;
   bool checkpointing = false;
   bool track_denominators = false;
   // Of the last forward, one a linear layer.
   std::vector<torch::Tensor> min_denominators, clamped_shares;
 
+  // Rows [begin, begin + count) of a table that never exceeds `most` rows.
+  torch::Tensor sinusoidal_rows(int64_t begin, int64_t count,
+                                const torch::TensorOptions& options,
+                                int64_t most);
   void record(const torch::Tensor& denominator, double eps,
               const torch::Tensor& mask);
 };
+
+torch::Tensor TransformerImpl::Parts::sinusoidal_rows(
+    int64_t begin, int64_t count, const torch::TensorOptions& options,
+    int64_t most) {
+  const std::lock_guard<std::mutex> lock(sinusoids_mutex);
+  const int64_t end = begin + count;
+  const int64_t have = sinusoids.defined() ? sinusoids.size(0) : 0;
+  if (have < end) {
+    sinusoids = sinusoidal_positions(std::min(most, std::max(end, 2 * have)),
+                                     embed->weight.size(1));
+  }
+  return sinusoids.narrow(0, begin, count).to(options);
+}
 
 void TransformerImpl::Parts::record(const torch::Tensor& denominator,
                                     double eps, const torch::Tensor& mask) {
@@ -152,9 +173,6 @@ TransformerImpl::TransformerImpl(const ModelConfig& config, bool initialize)
   const int64_t rows = c.position_offset + c.max_len;
   if (c.position == "learned") {
     p.position = register_module("position", Table(rows, c.embed_dim));
-  } else if (c.position == "sinusoidal") {
-    p.sinusoids =
-        register_buffer("sinusoids", sinusoidal_positions(rows, c.embed_dim));
   }
   if (c.embed_norm) p.embed_norm = register_module("embed_norm", norm());
   torch::nn::ModuleList list;
@@ -187,7 +205,7 @@ std::optional<int64_t> TransformerImpl::max_positions() const {
 
 torch::Tensor TransformerImpl::embed(const torch::Tensor& ids,
                                      int64_t start) const {
-  const Parts& p = *parts_;
+  Parts& p = *parts_;
   TORCH_CHECK(ids.dim() == 2 && ids.scalar_type() == torch::kInt64,
               "transformer: ids are ", ids.scalar_type(), " ", ids.sizes(),
               ", expected int64 [batch, seq]");
@@ -206,9 +224,12 @@ torch::Tensor TransformerImpl::embed(const torch::Tensor& ids,
   }
   torch::Tensor x = at::embedding(p.embed->weight, ids);
   if (config_.embed_scale != 1.0) x = x * config_.embed_scale;
-  const torch::Tensor& table = p.position ? p.position->weight : p.sinusoids;
-  if (table.defined()) {
-    x = x + table.narrow(0, config_.position_offset + start, ids.size(1));
+  const int64_t first = config_.position_offset + start;
+  if (p.position) {
+    x = x + p.position->weight.narrow(0, first, ids.size(1));
+  } else if (config_.position == "sinusoidal") {
+    x = x + p.sinusoidal_rows(first, ids.size(1), x.options(),
+                              config_.position_offset + config_.max_len);
   }
   if (p.embed_norm) x = p.embed_norm->forward(x);
   if (config_.dropout > 0.0) {
