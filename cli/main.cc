@@ -70,6 +70,8 @@ int run_program(int argc, char** argv) {
 int main(int argc, char** argv) {
   // A closed pipe is an error of the write, with its message.
   std::signal(SIGPIPE, SIG_IGN);
+  // So is a file that outgrows its limit.
+  std::signal(SIGXFSZ, SIG_IGN);
   // Training frees and takes the same large tensors each step: keeping them in
   // the heap saves the system clearing fresh pages.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);

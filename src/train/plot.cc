@@ -169,7 +169,7 @@ std::string script_of(const Curves& curves, const std::string& png) {
         << std::setprecision(10) << "\" at graph 0.02, first " << value
         << " offset 0,0.6 left font ',15' tc rgb '#6a6a6a'\n";
   }
-  out << "plot $train with lines lw 1 lc rgb '#b04c8ed9' notitle, "
+  out << "plot $train with lines lw 1.2 lc rgb '#904c8ed9' notitle, "
          "$smooth with lines lw 3 lc rgb '#1f6fc4' title 'training', "
          "$validation with linespoints lw 3 pt 7 ps 1.3 lc rgb '#d9541e' "
          "title 'validation'\n";
