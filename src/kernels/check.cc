@@ -248,7 +248,7 @@ Status check_state(const LinearAttentionOptions& options,
         "can hold");
   }
   const ConstLinearStateView& state = inputs.state;
-  if (state.kv_state == nullptr) return Status();
+  if (state.kv_state == nullptr || num_rows(inputs) == 0) return Status();
   if (state.k_sum == nullptr || state.start == nullptr ||
       state.position == nullptr) {
     return invalid_argument(kWhere, ": state has kv_state but no ",

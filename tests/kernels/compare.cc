@@ -12,6 +12,8 @@ namespace {
 // Relative norms. float32 sums of float32 products; float64 likewise.
 constexpr double kOut32 = 3e-6, kGradient32 = 1e-5;
 constexpr double kOut64 = 3e-13, kGradient64 = 1e-12;
+// Below this share of its terms' magnitude a result is what they left over.
+constexpr double kCancelled = 1e-3;
 
 // Half of the distance of 1 from the next number.
 double unit_roundoff(DType dtype) {
@@ -111,10 +113,14 @@ class Comparison {
     if (!(error <= allowed) && std::isfinite(error) &&
         in_magnitudes != nullptr) {
       if (!magnitudes_) magnitudes_ = magnitudes(problem_, want_);
-      allowed +=
-          // The backward of half types starts from the rounded output.
-          unit_roundoff(name[0] == 'd' ? dtype : accumulator_of(dtype)) *
-          norm(((*magnitudes_).*in_magnitudes).values());
+      const double terms = norm(((*magnitudes_).*in_magnitudes).values());
+      if (name[0] == 'd' && accumulator_of(dtype) != dtype) {
+        // The backward of half types starts from the rounded output.
+        allowed += terms * unit_roundoff(dtype);
+      } else if (norm(w) < kCancelled * terms) {
+        // A few roundings of terms that all but cancel.
+        allowed += 4 * terms * unit_roundoff(accumulator_of(dtype));
+      }
     }
     if (margins_ != nullptr && allowed > 0) {
       double& margin = name[0] == 'd' ? margins_->gradients : margins_->out;

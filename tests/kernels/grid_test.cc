@@ -93,6 +93,79 @@ TEST_F(LinearGrid, RandomPointsMatchReference) {
   check_all(testing::random_points(testing::kSanitized ? 50 : 500, 3));
 }
 
+// Every width and length of small blocks, so that no remainder of a tile is
+// left out.
+TEST_F(LinearGrid, EveryHeadDimAndValueDimMatchesReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  std::vector<Point> points;
+  for (int64_t dim = 1; dim <= 136; ++dim) {
+    Point point = *testing::parse_point(
+        "q_len=37 kv_len=37 cosine=exact state=both layout=offset");
+    point.head_dim = dim;
+    point.value_dim = dim * 53 % 137;
+    point.causal = dim % 3 != 0;
+    point.feature_map = dim % 2 == 0 ? FeatureMap::kRelu : FeatureMap::kElu1;
+    point.dtype = dim % 5 == 0 ? DType::kFloat64 : DType::kFloat32;
+    points.push_back(point);
+  }
+  check_all(thinned(points));
+}
+
+TEST_F(LinearGrid, EveryLengthMatchesReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  std::vector<Point> points;
+  for (int64_t len = 0; len <= 140; ++len) {
+    Point point =
+        *testing::parse_point("head_dim=16 value_dim=20 cosine=exact");
+    point.q_len = len;
+    point.kv_len = len % 4 == 0 ? len * 89 % 141 : len;
+    point.causal = len % 3 != 0;
+    point.dtype = len % 5 == 0 ? DType::kBFloat16 : DType::kFloat32;
+    points.push_back(point);
+  }
+  check_all(thinned(points));
+}
+
+// Sizes and options at the edge of what is sensible.
+TEST_F(LinearGrid, EdgePointsMatchReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  std::vector<Point> points;
+  for (const char* text : {
+           "head_dim=1000 value_dim=777 q_len=20 kv_len=33 causal=1",
+           "head_dim=513 value_dim=1 q_len=70 kv_len=70 cosine=exact causal=1",
+           "head_dim=1 value_dim=513 q_len=70 kv_len=70 cosine=exact",
+           "head_dim=258 value_dim=300 q_len=66 kv_len=66 rotary=half "
+           "state=both "
+           "causal=1 cosine=far",
+           "head_dim=256 value_dim=256 q_len=130 kv_len=130 causal=1 "
+           "cosine=exact layout=offset dtype=bfloat16",
+           "q_len=2 kv_len=2 cosine=exact causal=1",
+           "q_len=1 kv_len=1 cosine=exact causal=1 state=both",
+           "batch=0 q_len=10 kv_len=10 state=both",
+           "batch=40 q_len=3 kv_len=2 kv_heads=7 group=3 causal=1 mask=holes",
+           "batch=3 q_len=0 kv_len=0 state=both causal=1",
+           "batch=3 q_len=0 kv_len=9 state=both cosine=far",
+           "batch=3 q_len=9 kv_len=0 state=both cosine=far",
+           "batch=3 q_len=9 kv_len=0",
+           "q_len=1 kv_len=2000 head_dim=16 value_dim=16 cosine=exact",
+           "q_len=2000 kv_len=1 head_dim=16 value_dim=16 cosine=exact",
+           "q_len=1 kv_len=2000 head_dim=16 value_dim=16 causal=1 "
+           "starts=bottom-right cosine=exact",
+           "q_len=1500 kv_len=1500 head_dim=8 value_dim=8 causal=1 "
+           "cosine=exact "
+           "starts=large threads=3",
+           "q_len=1500 kv_len=1500 head_dim=8 value_dim=8 cosine=far threads=3 "
+           "state=both feature_map=elu1",
+           "q_len=1200 kv_len=1200 head_dim=8 value_dim=8 causal=1 threads=3 "
+           "packing=many state=both cosine=far",
+       }) {
+    const auto point = testing::parse_point(text);
+    ASSERT_TRUE(point.has_value()) << text;
+    points.push_back(*point);
+  }
+  check_all(points);
+}
+
 TEST_F(LinearGrid, PointsSurviveTheirText) {
   for (const Point& point : testing::random_points(20, 5)) {
     const std::string text = testing::describe(point);
