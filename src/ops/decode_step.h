@@ -18,10 +18,10 @@ struct DecodeCall {
   const OptionalTensor& key_mask;
   const OptionalTensor& query_mask;
   std::string_view feature_map;
-  int64_t reweight_len;
+  std::optional<int64_t> reweight_len;
   std::string_view normalizer;
   double eps;
-  double rotary_base;
+  std::optional<double> rotary_base;
   bool rotary_interleaved;
 };
 
@@ -29,7 +29,8 @@ using DecodeTypes =
     TypeList<const at::Tensor&, const at::Tensor&, const at::Tensor&,
              at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
              const OptionalTensor&, const OptionalTensor&, std::string_view,
-             int64_t, std::string_view, double, double, bool>;
+             std::optional<int64_t>, std::string_view, double,
+             std::optional<double>, bool>;
 using DecodeImpl = at::Tensor (*)(const DecodeCall&, const StateSpec&);
 
 template <DecodeImpl impl, typename = DecodeTypes, typename = SpecTypes>

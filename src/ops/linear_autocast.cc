@@ -38,13 +38,8 @@ class Cast {
 ForwardOutputs forward_autocast(const LinearCall& c, const StateSpec& spec,
                                 ForwardWanted wanted) {
   const Cast cast(c.q, c.k, c.v);
-  return call_forward(
-      {cast.q(),         cast.k(),      cast.v(),       c.q_start,
-       c.kv_start,       c.key_mask,    c.query_mask,   c.cu_seqlens_q,
-       c.cu_seqlens_k,   c.kv_state,    c.k_sum,        c.state_start,
-       c.state_position, c.feature_map, c.reweight_len, c.is_causal,
-       c.normalizer,     c.eps,         c.rotary_base,  c.rotary_interleaved},
-      spec, wanted);
+  return call_forward(c.on(cast.q(), cast.k(), cast.v(), c.kv_state, c.k_sum),
+                      spec, wanted);
 }
 
 at::Tensor decode_step_autocast(const DecodeCall& c, const StateSpec& spec) {

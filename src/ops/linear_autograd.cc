@@ -65,11 +65,11 @@ class SavedCall {
             tensors_[11],
             tensors_[12],
             option[0].toStringView(),
-            option[1].toInt(),
+            option[1].toOptional<int64_t>(),
             option[2].toBool(),
             option[3].toStringView(),
             option[4].toDouble(),
-            option[5].toDouble(),
+            option[5].toOptional<double>(),
             option[6].toBool()};
   }
 
@@ -192,26 +192,7 @@ class LinearAttentionBackward
     const at::Tensor q = node(call.q), k = node(call.k), v = node(call.v);
     const OptionalTensor kv_state = optional_node(call.kv_state);
     const OptionalTensor k_sum = optional_node(call.k_sum);
-    const LinearCall traced{q,
-                            k,
-                            v,
-                            call.q_start,
-                            call.kv_start,
-                            call.key_mask,
-                            call.query_mask,
-                            call.cu_seqlens_q,
-                            call.cu_seqlens_k,
-                            kv_state,
-                            k_sum,
-                            call.state_start,
-                            call.state_position,
-                            call.feature_map,
-                            call.reweight_len,
-                            call.is_causal,
-                            call.normalizer,
-                            call.eps,
-                            call.rotary_base,
-                            call.rotary_interleaved};
+    const LinearCall traced = call.on(q, k, v, kv_state, k_sum);
     const variable_list first =
         gradients_of(traced, d_out, d_kv_state, d_k_sum);
 

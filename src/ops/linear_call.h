@@ -33,15 +33,44 @@ struct LinearCall {
   const OptionalTensor& state_start;  // int64 [rows]
   const OptionalTensor& state_position;  // int64 [rows]
   std::string_view feature_map;
-  int64_t reweight_len;  // 0 = no cosine
+  std::optional<int64_t> reweight_len;  // none = no cosine
   bool is_causal;
   std::string_view normalizer;
   double eps;
-  double rotary_base;  // 0 = no rotary
+  std::optional<double> rotary_base;  // none = no rotary
   bool rotary_interleaved;
+
+  // As the kernels have them: 0 = none.
+  int64_t cosine() const { return reweight_len.value_or(0); }
+  double rotary() const { return rotary_base.value_or(0.0); }
+  // The same call on other floating tensors.
+  LinearCall on(const at::Tensor& q_, const at::Tensor& k_,
+                const at::Tensor& v_, const OptionalTensor& kv_state_,
+                const OptionalTensor& k_sum_) const {
+    return {q_,
+            k_,
+            v_,
+            q_start,
+            kv_start,
+            key_mask,
+            query_mask,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            kv_state_,
+            k_sum_,
+            state_start,
+            state_position,
+            feature_map,
+            reweight_len,
+            is_causal,
+            normalizer,
+            eps,
+            rotary_base,
+            rotary_interleaved};
+  }
 };
 
-// What the incoming state says it was made by.
+// What the incoming state says it was made by; 0 = none.
 struct StateSpec {
   std::string_view kind;
   std::string_view feature_map;
@@ -76,14 +105,13 @@ template <typename...>
 struct TypeList {};
 
 // The members of LinearCall, StateSpec and LinearGradients in order.
-using LinearTypes =
-    TypeList<const at::Tensor&, const at::Tensor&, const at::Tensor&,
-             const OptionalTensor&, const OptionalTensor&,
-             const OptionalTensor&, const OptionalTensor&,
-             const OptionalTensor&, const OptionalTensor&,
-             const OptionalTensor&, const OptionalTensor&,
-             const OptionalTensor&, const OptionalTensor&, std::string_view,
-             int64_t, bool, std::string_view, double, double, bool>;
+using LinearTypes = TypeList<
+    const at::Tensor&, const at::Tensor&, const at::Tensor&,
+    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+    const OptionalTensor&, std::string_view, std::optional<int64_t>, bool,
+    std::string_view, double, std::optional<double>, bool>;
 using SpecTypes =
     TypeList<std::string_view, std::string_view, int64_t, double, bool>;
 using GradientTypes = TypeList<const OptionalTensor&, const OptionalTensor&,

@@ -208,15 +208,16 @@ Normalizer parse_normalizer(std::string_view name) {
 void check_options(const LinearCall& call) {
   parse_feature_map(call.feature_map);
   parse_normalizer(call.normalizer);
-  if (call.reweight_len < 0) {
-    fail(kWhere, "reweight_len is ", call.reweight_len,
+  if (call.reweight_len && *call.reweight_len < 1) {
+    fail(kWhere, "reweight_len is ", *call.reweight_len,
          ", expected at least 1 (or none: no cosine)");
   }
-  if (!(call.eps >= 0)) fail(kWhere, "eps is ", call.eps, ", expected >= 0");
-  if (!(call.rotary_base >= 0)) {
-    fail(kWhere, "rotary_base is ", call.rotary_base, ", expected > 0");
+  if (!(call.eps > 0)) fail(kWhere, "eps is ", call.eps, ", expected > 0");
+  if (call.rotary_base && !(*call.rotary_base > 0)) {
+    fail(kWhere, "rotary_base is ", *call.rotary_base,
+         ", expected above 0 (or none: no rotary positions)");
   }
-  if (call.rotary_base > 0 && call.q.sym_size(3) % 2 != 0) {
+  if (call.rotary_base && call.q.sym_size(3) % 2 != 0) {
     fail(kWhere, "head_dim is ", call.q.sym_size(3),
          ", rotary positions need an even one");
   }
@@ -241,17 +242,17 @@ c10::SymInt num_rows(const LinearCall& call) {
 }
 
 c10::SymInt num_features(const LinearCall& call) {
-  return call.reweight_len > 0 ? call.q.sym_size(3) * 2 : call.q.sym_size(3);
+  return call.reweight_len ? call.q.sym_size(3) * 2 : call.q.sym_size(3);
 }
 
 LinearAttentionOptions kernel_options(const LinearCall& call) {
   LinearAttentionOptions options;
   options.feature_map = parse_feature_map(call.feature_map);
-  options.reweight_len = call.reweight_len;
+  options.reweight_len = call.cosine();
   options.is_causal = call.is_causal;
   options.normalizer = parse_normalizer(call.normalizer);
   options.eps = call.eps;
-  options.rotary_base = call.rotary_base;
+  options.rotary_base = call.rotary();
   options.rotary_interleaved = call.rotary_interleaved;
   return options;
 }
@@ -304,15 +305,14 @@ void check_gradients(const LinearGradients& gradients, const LinearCall& call) {
 void check_state_spec(const LinearCall& call, const StateSpec& spec) {
   if (!call.kv_state) return;
   if (spec.kind == "linear" && spec.feature_map == call.feature_map &&
-      spec.reweight_len == call.reweight_len &&
-      spec.rotary_base == call.rotary_base &&
+      spec.reweight_len == call.cosine() && spec.rotary_base == call.rotary() &&
       (spec.rotary_base == 0 ||
        spec.rotary_interleaved == call.rotary_interleaved)) {
     return;
   }
   fail(kWhere, "the state was made with ", describe(spec), "; the call has ",
-       describe({"linear", call.feature_map, call.reweight_len,
-                 call.rotary_base, call.rotary_interleaved}),
+       describe({"linear", call.feature_map, call.cosine(), call.rotary(),
+                 call.rotary_interleaved}),
        ": expected the same");
 }
 

@@ -37,7 +37,7 @@ ForwardOutputs forward_cpu(const LinearCall& call, const StateSpec& spec,
   LinearStateView state_out;
   if (wanted.state) {
     const int64_t rows = inputs.rows(), kv_heads = call.k.size(2);
-    const int64_t features = call.k.size(3) * (call.reweight_len > 0 ? 2 : 1);
+    const int64_t features = call.k.size(3) * (call.reweight_len ? 2 : 1);
     kv_state =
         at::empty({rows, kv_heads, features, call.v.size(3)}, accumulation);
     k_sum = at::empty({rows, kv_heads, features}, accumulation);
@@ -77,7 +77,7 @@ BackwardOutputs backward_cpu(const LinearGradients& gradients,
   if (is_normalized(call)) denominator = gradients.denominator.contiguous();
   if (gradients.d_kv_state || gradients.d_k_sum) {
     const int64_t rows = inputs.rows(), kv_heads = call.k.size(2);
-    const int64_t features = call.k.size(3) * (call.reweight_len > 0 ? 2 : 1);
+    const int64_t features = call.k.size(3) * (call.reweight_len ? 2 : 1);
     d_kv_state = gradients.d_kv_state
                      ? gradients.d_kv_state->contiguous()
                      : at::zeros({rows, kv_heads, features, call.v.size(3)},

@@ -91,26 +91,7 @@ BackwardOutputs backward_portable(const LinearGradients& gradients,
   RecordGradients record;
   const at::Tensor q = leaf(call.q), k = leaf(call.k), v = leaf(call.v);
   const OptionalTensor kv_state = leaf(call.kv_state), k_sum = leaf(call.k_sum);
-  const LinearCall traced{q,
-                          k,
-                          v,
-                          call.q_start,
-                          call.kv_start,
-                          call.key_mask,
-                          call.query_mask,
-                          call.cu_seqlens_q,
-                          call.cu_seqlens_k,
-                          kv_state,
-                          k_sum,
-                          call.state_start,
-                          call.state_position,
-                          call.feature_map,
-                          call.reweight_len,
-                          call.is_causal,
-                          call.normalizer,
-                          call.eps,
-                          call.rotary_base,
-                          call.rotary_interleaved};
+  const LinearCall traced = call.on(q, k, v, kv_state, k_sum);
   const bool state_out = gradients.d_kv_state || gradients.d_k_sum;
   const ForwardOutputs outputs =
       portable_linear_attention(traced, state_out, elementwise);

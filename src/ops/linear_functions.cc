@@ -17,10 +17,6 @@ struct Outputs {
 
 Outputs call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
              const LinearAttentionArgs& args, bool return_denominator) {
-  if (args.reweight_len && *args.reweight_len < 1) {
-    ops::fail("linear_attention: reweight_len is ", *args.reweight_len,
-              ", expected at least 1 (or none: no cosine)");
-  }
   OptionalTensor kv_state, k_sum, start, position;
   ops::StateSpec spec{"", "", 0, 0.0, false};
   if (args.state) {
@@ -45,11 +41,11 @@ Outputs call(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                     start,
                                     position,
                                     args.feature_map,
-                                    args.reweight_len.value_or(0),
+                                    args.reweight_len,
                                     args.is_causal,
                                     args.normalizer,
                                     args.eps,
-                                    args.rotary_base.value_or(0.0),
+                                    args.rotary_base,
                                     args.rotary_interleaved};
   auto [out, denominator, kv_out, k_sum_out, start_out, position_out] =
       ops::call_forward(linear_call, spec,
@@ -116,9 +112,8 @@ at::Tensor linear_attention_decode_step_(const at::Tensor& q,
   }
   return ops::call_decode_step(
       {q, k, v, state.kv_state, state.k_sum, state.position, state.start,
-       args.key_mask, args.query_mask, args.feature_map,
-       args.reweight_len.value_or(0), args.normalizer, args.eps,
-       args.rotary_base.value_or(0.0), args.rotary_interleaved},
+       args.key_mask, args.query_mask, args.feature_map, args.reweight_len,
+       args.normalizer, args.eps, args.rotary_base, args.rotary_interleaved},
       {state.kind, state.feature_map, state.reweight_len, state.rotary_base,
        state.rotary_interleaved});
 }

@@ -106,14 +106,14 @@ class Portable {
     const at::ScalarType exact =
         positions.device().is_mps() ? at::kFloat : at::kDouble;
     // The period first, in exact integers.
-    return positions.remainder(4 * call_.reweight_len).to(exact) *
-           (std::numbers::pi / 2 / static_cast<double>(call_.reweight_len));
+    return positions.remainder(4 * call_.cosine()).to(exact) *
+           (std::numbers::pi / 2 / static_cast<double>(call_.cosine()));
   }
 
   // x [batch, seq, ..., dim] at positions [batch, seq]: rotated where asked.
   at::Tensor turned(const at::Tensor& x, const at::Tensor& positions) const {
     auto [cos, sin] =
-        rotary_tables(positions, x.size(-1), call_.rotary_base, dtype_);
+        rotary_tables(positions, x.size(-1), call_.rotary(), dtype_);
     for (int64_t d = 3; d < x.dim(); ++d) {
       cos = cos.unsqueeze(2);
       sin = sin.unsqueeze(2);
@@ -124,8 +124,8 @@ class Portable {
   at::Tensor features(const at::Tensor& x, const at::Tensor& positions,
                       bool of_numerator) const {
     at::Tensor result =
-        of_numerator && call_.rotary_base > 0 ? turned(x, positions) : x;
-    if (call_.reweight_len == 0) return result;
+        of_numerator && call_.rotary() > 0 ? turned(x, positions) : x;
+    if (call_.cosine() == 0) return result;
     at::Tensor angle = angles(positions);
     for (int64_t d = 2; d < x.dim(); ++d) angle = angle.unsqueeze(-1);
     return at::cat(
@@ -212,11 +212,11 @@ class Portable {
       padding.back() = count * chunk - q_len;
       return at::constant_pad_nd(x, padding).unflatten(1, {count, chunk});
     };
-    const bool rotary = call_.rotary_base > 0;
+    const bool rotary = call_.rotary() > 0;
     const auto products = [&](const at::Tensor& left, const at::Tensor& right) {
       at::Tensor scores =
           at::einsum("bnihgd,bnjhd->bnhgij", {cut(left), cut(right)});
-      if (call_.reweight_len > 0) {
+      if (call_.cosine() > 0) {
         const at::Tensor index = at::arange(chunk, positions.options());
         scores = scores * angles(index.unsqueeze(1) - index).cos().to(dtype_);
       }

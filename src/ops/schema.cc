@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "cosformer/kernels.h"
 #include "ops/decode_step.h"
 #include "ops/linear_call.h"
 #include "ops/linear_state.h"
@@ -18,8 +19,8 @@ constexpr char kLinearArguments[] =
     "Tensor? key_mask, Tensor? query_mask, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, Tensor? kv_state, Tensor? k_sum, "
     "Tensor? state_start, Tensor? state_position, str feature_map, "
-    "int reweight_len, bool is_causal, str normalizer, float eps, "
-    "float rotary_base, bool rotary_interleaved";
+    "int? reweight_len, bool is_causal, str normalizer, float eps, "
+    "float? rotary_base, bool rotary_interleaved";
 
 template <ForwardImpl impl>
 void implement_forward(torch::Library& m) {
@@ -108,13 +109,15 @@ TORCH_LIBRARY(cosformer, m) {
           "linear_attention_decode_step_(Tensor q, Tensor k, Tensor v, "
           "Tensor(a!) kv_state, Tensor(b!) k_sum, Tensor(c!) position, "
           "Tensor start, Tensor? key_mask, Tensor? query_mask, "
-          "str feature_map, int reweight_len, str normalizer, float eps, "
-          "float rotary_base, bool rotary_interleaved, ") +
+          "str feature_map, int? reweight_len, str normalizer, float eps, "
+          "float? rotary_base, bool rotary_interleaved, ") +
       kSpecArguments + ") -> Tensor";
   m.def(torch::schema(decode_step.c_str()));
   m.def(
       "apply_rotary(Tensor x, Tensor? positions, SymInt start, float base, "
       "bool interleaved, bool inverse) -> Tensor");
+  m.def("version() -> str", [] { return std::string(version()); });
+  m.def("isa() -> str", [] { return std::string(active_isa()); });
   m.def(
       "sinusoidal_positions(int max_len, int dim, *, Device? device=None) -> "
       "Tensor");

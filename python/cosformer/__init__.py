@@ -1,0 +1,38 @@
+"""Linear-time attention for PyTorch: the operators of libcosformer_torch as functions."""
+
+from cosformer import _library
+
+_library.load()
+
+import torch  # noqa: E402
+
+from cosformer._functions import (  # noqa: E402
+    apply_rotary,
+    attention_matrix,
+    cosformer_attention,
+    linear_attention,
+    linear_attention_decode_step_,
+    linear_attention_with_denominator,
+    sinusoidal_positions,
+)
+from cosformer._state import LinearState  # noqa: E402
+
+__version__: str = torch.ops.cosformer.version()
+
+
+def isa() -> str:
+    """The instruction set that the kernels use: "avx512", "avx2" or "generic"."""
+    return torch.ops.cosformer.isa()
+
+
+__all__ = [
+    "LinearState",
+    "apply_rotary",
+    "attention_matrix",
+    "cosformer_attention",
+    "isa",
+    "linear_attention",
+    "linear_attention_decode_step_",
+    "linear_attention_with_denominator",
+    "sinusoidal_positions",
+]

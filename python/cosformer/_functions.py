@@ -1,0 +1,409 @@
+"""The operators as Python functions: shapes, defaults and documentation; the operators check."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cosformer._state import LinearState
+
+_ops = torch.ops.cosformer
+_linear_attention = _ops.linear_attention.default
+_decode_step_ = _ops.linear_attention_decode_step_.default
+_apply_rotary = _ops.apply_rotary.default
+
+# Arguments of the operators in place of a state.
+_NO_STATE = (None, None, None, None)
+_NO_SPEC = ("linear", "relu", 0, 0.0, False)
+
+
+def _start(start: int | Tensor | None, q: Tensor) -> Tensor | None:
+    """Starts travel as tensors, so that a compiled step serves every position."""
+    if start is None or isinstance(start, Tensor):
+        return start
+    return torch.full((), start, dtype=torch.int64, device=q.device)
+
+
+def _refuse_key_padding_mask(key_padding_mask: Tensor | None, where: str) -> None:
+    if key_padding_mask is not None:
+        raise ValueError(
+            f"{where}: key_padding_mask is nn.MultiheadAttention's, where True means ignore; here "
+            f"key_mask is expected, where True means takes part: give key_mask=~key_padding_mask"
+        )
+
+
+def _linear(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    feature_map: str,
+    reweight_len: int | None,
+    is_causal: bool,
+    q_start: int | Tensor | None,
+    kv_start: int | Tensor | None,
+    key_mask: Tensor | None,
+    query_mask: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    state: LinearState | None,
+    return_state: bool,
+    normalizer: str,
+    rotary_base: float | None,
+    rotary_interleaved: bool,
+    eps: float,
+    return_denominator: bool,
+) -> tuple[Tensor, LinearState | None, Tensor]:
+    out, denominator, *tensors = _linear_attention(
+        q,
+        k,
+        v,
+        _start(q_start, q),
+        _start(kv_start, q),
+        key_mask,
+        query_mask,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        *(_NO_STATE if state is None else state[:4]),
+        feature_map,
+        reweight_len,
+        is_causal,
+        normalizer,
+        eps,
+        rotary_base,
+        rotary_interleaved,
+        *(_NO_SPEC if state is None else state[4:]),
+        return_state,
+        return_denominator,
+    )
+    new_state = None
+    if return_state:
+        new_state = LinearState(
+            *tensors,
+            "linear",
+            feature_map,
+            reweight_len or 0,
+            rotary_base or 0.0,
+            rotary_interleaved,
+        )
+    return out, new_state, denominator
+
+
+def linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: str = "relu",
+    reweight_len: int | None = None,
+    is_causal: bool = False,
+    q_start: int | Tensor | None = None,
+    kv_start: int | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    state: LinearState | None = None,
+    return_state: bool = False,
+    normalizer: str = "sum",
+    rotary_base: float | None = None,
+    rotary_interleaved: bool = False,
+    eps: float = 1e-6,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, LinearState]:
+    """Attention in time linear in the sequence (Katharopoulos et al., ICML 2020).
+
+    ``out_i = sum_j w_ij v_j / max(sum_j w_ij, eps)`` over the keys j that query i sees, with
+    ``w_ij = phi(q_i).phi(k_j)``, times ``cos(pi/2 (i - j) / M)`` when ``reweight_len`` M is given
+    (cosFormer: Qin et al., ICLR 2022).
+
+    Args:
+        q: [batch, q_len, heads, head_dim], float32, float64, bfloat16 or float16.
+        k: [batch, kv_len, kv_heads, head_dim]; heads is a multiple of kv_heads.
+        v: [batch, kv_len, kv_heads, value_dim].
+        feature_map: "relu", "elu1" (elu + 1), or "identity", which wants non-negative q and k.
+        reweight_len: M of the cosine, a constant of the model; None = no cosine. A query that sees
+            a key further than M away is an error.
+        is_causal: query i sees the keys at its position and before.
+        q_start, kv_start: position of the first query and key: an int, or int64 [batch] (packed:
+            [sequences]). None = 0, or where the state stands.
+        key_mask: bool [batch, kv_len], True = takes part. The opposite of nn.MultiheadAttention's
+            key_padding_mask, which is refused by name.
+        query_mask: bool [batch, q_len]; rows of False are exactly 0 and have no effect.
+        cu_seqlens_q, cu_seqlens_k: int32 or int64 [sequences + 1], offsets of packed sequences
+            (batch 1), from 0 to the length; keys' default: as the queries'.
+        state: what an earlier call returned; its keys come before the call's.
+        return_state: return ``(out, LinearState)`` instead of ``out``.
+        normalizer: "sum", or "none": no division.
+        rotary_base: turn the numerator's features by rotary positions (Su et al. 2021); the
+            denominator stays as it is, so rows need not sum to 1.
+        rotary_interleaved: pairs (2c, 2c + 1) instead of (c, c + head_dim / 2).
+        eps: the least denominator.
+
+    Returns:
+        [batch, q_len, heads, value_dim] in q's dtype. A row that sees no key is 0. Gradients of
+        any order; torch.func transforms and forward mode are refused.
+
+    Raises:
+        RuntimeError: for shapes, dtypes, options or positions that do not fit: what was found and
+            what was expected.
+    """
+    _refuse_key_padding_mask(key_padding_mask, "linear_attention")
+    out, new_state, _ = _linear(
+        q,
+        k,
+        v,
+        feature_map,
+        reweight_len,
+        is_causal,
+        q_start,
+        kv_start,
+        key_mask,
+        query_mask,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        state,
+        return_state,
+        normalizer,
+        rotary_base,
+        rotary_interleaved,
+        eps,
+        False,
+    )
+    return out if new_state is None else (out, new_state)
+
+
+def linear_attention_with_denominator(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    feature_map: str = "relu",
+    reweight_len: int | None = None,
+    is_causal: bool = False,
+    q_start: int | Tensor | None = None,
+    kv_start: int | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    state: LinearState | None = None,
+    return_state: bool = False,
+    normalizer: str = "sum",
+    rotary_base: float | None = None,
+    rotary_interleaved: bool = False,
+    eps: float = 1e-6,
+) -> tuple[Tensor, LinearState | None, Tensor]:
+    """As :func:`linear_attention`, and what each row was divided by, for monitoring.
+
+    Returns:
+        ``(out, state or None, denominator)``; denominator: [batch, q_len, heads], the sums before
+        eps is applied, without gradient; empty for normalizer "none".
+    """
+    return _linear(
+        q,
+        k,
+        v,
+        feature_map,
+        reweight_len,
+        is_causal,
+        q_start,
+        kv_start,
+        key_mask,
+        query_mask,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        state,
+        return_state,
+        normalizer,
+        rotary_base,
+        rotary_interleaved,
+        eps,
+        True,
+    )
+
+
+def cosformer_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    reweight_len: int,
+    is_causal: bool = False,
+    q_start: int | Tensor | None = None,
+    kv_start: int | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    state: LinearState | None = None,
+    return_state: bool = False,
+    normalizer: str = "sum",
+    rotary_base: float | None = None,
+    rotary_interleaved: bool = False,
+    eps: float = 1e-6,
+    key_padding_mask: Tensor | None = None,
+) -> Tensor | tuple[Tensor, LinearState]:
+    """:func:`linear_attention` with relu and the cosine (Qin et al., ICLR 2022).
+
+    ``reweight_len`` is the model's M, by default its max_len: never the length of a call, or
+    padding and step-by-step decoding would change results.
+    """
+    if reweight_len is None:
+        raise ValueError(
+            "cosformer_attention: reweight_len is None: give the model's M (by default its "
+            "max_len), a constant that no call changes"
+        )
+    _refuse_key_padding_mask(key_padding_mask, "cosformer_attention")
+    return linear_attention(
+        q,
+        k,
+        v,
+        reweight_len=reweight_len,
+        is_causal=is_causal,
+        q_start=q_start,
+        kv_start=kv_start,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        state=state,
+        return_state=return_state,
+        normalizer=normalizer,
+        rotary_base=rotary_base,
+        rotary_interleaved=rotary_interleaved,
+        eps=eps,
+    )
+
+
+def linear_attention_decode_step_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: LinearState,
+    *,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    normalizer: str = "sum",
+    eps: float = 1e-6,
+) -> Tensor:
+    """One token a row: adds it to ``state`` in place and answers its query.
+
+    The feature map, M and rotary positions are those of the state.
+
+    Args:
+        q: [rows, 1, heads, head_dim].
+        k: [rows, 1, kv_heads, head_dim].
+        v: [rows, 1, kv_heads, value_dim].
+        state: changed in place; ``state.clone()`` keeps a copy.
+        key_mask: bool [rows, 1], False = the row's key is skipped.
+
+    Returns:
+        [rows, 1, heads, value_dim]. No gradients: inputs that require one are an error while
+        gradients are recorded.
+    """
+    return _decode_step_(
+        q,
+        k,
+        v,
+        state.kv_state,
+        state.k_sum,
+        state.position,
+        state.start,
+        key_mask,
+        query_mask,
+        state.feature_map,
+        state.reweight_len or None,
+        normalizer,
+        eps,
+        state.rotary_base or None,
+        state.rotary_interleaved,
+        *state[4:],
+    )
+
+
+def attention_matrix(
+    kind: str,
+    q: Tensor,
+    k: Tensor,
+    *,
+    feature_map: str = "relu",
+    reweight_len: int | None = None,
+    is_causal: bool = False,
+    q_start: int | Tensor | None = None,
+    kv_start: int | Tensor | None = None,
+    key_mask: Tensor | None = None,
+    query_mask: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    normalizer: str = "sum",
+    rotary_base: float | None = None,
+    rotary_interleaved: bool = False,
+    eps: float = 1e-6,
+) -> Tensor:
+    """The weights w_ij / norm_i that a kind ("linear", "cosformer") gives its values.
+
+    For inspection of small inputs: quadratic in memory. Options as in :func:`linear_attention`;
+    "cosformer" needs ``reweight_len``.
+
+    Returns:
+        [batch, heads, q_len, kv_len] in q's dtype. Times the values it is the output; rows sum to 1
+        where the sum of weights is at least eps (and no rotary positions are used).
+    """
+    if kind not in ("linear", "cosformer"):
+        raise ValueError(
+            f"attention_matrix: unknown kind {kind!r}: expected 'linear' or 'cosformer'"
+        )
+    if kind == "cosformer" and (reweight_len is None or feature_map != "relu"):
+        raise ValueError(
+            f"attention_matrix: kind 'cosformer' has feature_map {feature_map!r} and reweight_len "
+            f"{reweight_len}, expected 'relu' and the model's M"
+        )
+    # Attention to unit vectors tells what each key contributes.
+    kv_len = k.shape[1]
+    unit = torch.eye(kv_len, dtype=k.dtype, device=k.device)[None, :, None, :]
+    out = linear_attention(
+        q,
+        k,
+        unit.expand(k.shape[0], kv_len, k.shape[2], kv_len),
+        feature_map=feature_map,
+        reweight_len=reweight_len,
+        is_causal=is_causal,
+        q_start=q_start,
+        kv_start=kv_start,
+        key_mask=key_mask,
+        query_mask=query_mask,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        normalizer=normalizer,
+        rotary_base=rotary_base,
+        rotary_interleaved=rotary_interleaved,
+        eps=eps,
+    )
+    return out.permute(0, 2, 1, 3)
+
+
+def apply_rotary(
+    x: Tensor,
+    *,
+    start: int = 0,
+    positions: Tensor | None = None,
+    base: float = 10000.0,
+    interleaved: bool = False,
+) -> Tensor:
+    """Rotary positions (Su et al. 2021): pair c of dim / 2 turns by position x base^(-2c / dim).
+
+    Args:
+        x: [batch, seq, heads, dim], dim even.
+        start: position of the first token.
+        positions: int64 [batch, seq] instead.
+        interleaved: pairs (2c, 2c + 1) instead of (c, c + dim / 2).
+
+    Returns:
+        Shape and dtype of x; angles are computed in double.
+    """
+    return _apply_rotary(x, positions, start, base, interleaved, False)
+
+
+def sinusoidal_positions(max_len: int, dim: int) -> Tensor:
+    """The table of Vaswani et al. 2017: float32 [max_len, dim], sin on even, cos on odd dims."""
+    return _ops.sinusoidal_positions(max_len, dim)

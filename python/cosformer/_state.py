@@ -1,0 +1,73 @@
+"""What a causal linear attention carries between calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class LinearState(NamedTuple):
+    """The state of a linear attention: of constant size, however long the sequence.
+
+    A row is a batch row, or a packed sequence. float32, or float64 for float64 inputs. Made by
+    ``linear_attention(..., return_state=True)``; a call whose options differ from those that made
+    it is an error. Gradients flow through it both ways.
+    """
+
+    kv_state: Tensor  #: [rows, kv_heads, features, value_dim]
+    k_sum: Tensor  #: [rows, kv_heads, features]
+    start: Tensor  #: int64 [rows], position of the first key
+    position: Tensor  #: int64 [rows], 1 + the position of the last real key
+    kind: str = "linear"
+    feature_map: str = "relu"
+    reweight_len: int = 0  #: 0 = no cosine
+    rotary_base: float = 0.0  #: 0 = no rotary positions
+    rotary_interleaved: bool = False
+
+    def clone(self) -> LinearState:
+        """A copy that later in-place steps do not touch."""
+        return self._map(torch.Tensor.clone)
+
+    def detach(self) -> LinearState:
+        """The same memory, cut from the graph: for truncated back-propagation."""
+        return self._map(torch.Tensor.detach)
+
+    def select(self, rows: Tensor | Sequence[int]) -> LinearState:
+        """Rows by index (int64 [new rows], repeats allowed): beam search, batching."""
+        rows = torch.as_tensor(rows, device=self.kv_state.device)
+        return self._map(lambda tensor: tensor.index_select(0, rows))
+
+    def to(self, *args, **kwargs) -> LinearState:
+        """Device and/or dtype (float32, float64) of the float tensors, as ``Tensor.to`` takes."""
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*args, **kwargs)
+        if dtype not in (None, torch.float32, torch.float64):
+            raise ValueError(
+                f"LinearState.to: dtype is {dtype}, expected torch.float32 or torch.float64: "
+                f"a state accumulates"
+            )
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking)
+
+        return self._map(move)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """One safetensors file, options included; it appears whole or not at all."""
+        torch.ops.cosformer.linear_state_save(*self, os.fspath(path))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LinearState:
+        """What ``save`` wrote, fully checked; a file that is anything else is a RuntimeError."""
+        return cls(*torch.ops.cosformer.linear_state_load(os.fspath(path)))
+
+    def _map(self, function) -> LinearState:
+        return self._replace(
+            kv_state=function(self.kv_state),
+            k_sum=function(self.k_sum),
+            start=function(self.start),
+            position=function(self.position),
+        )
