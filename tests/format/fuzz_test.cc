@@ -96,13 +96,13 @@ TEST(Fuzz, SafetensorsTruncatedAtEveryByte) {
   EXPECT_TRUE(SafetensorsFile::open(folder / "good").ok());
 }
 
-TEST(Fuzz, SafetensorsWithBitsOfTheHeaderFlipped) {
+TEST(Fuzz, SafetensorsWithEveryBitOfTheHeaderFlipped) {
   const TempFolder folder;
   const std::string good = small_file(folder);
   uint64_t header = 0;
   std::memcpy(&header, good.data(), 8);
   const long before = peak_kib();
-  for (size_t bit = 0; bit < (8 + header) * 8; bit += bit < 64 ? 1 : 3) {
+  for (size_t bit = 0; bit < (8 + header) * 8; ++bit) {
     std::string bad = good;
     bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << bit % 8));
     put(folder / "bad", bad);
@@ -120,7 +120,7 @@ TEST(Fuzz, SafetensorsDamaged) {
   const std::string good = small_file(folder);
   const long before = peak_kib();
   int refused = 0;
-  for (uint64_t i = 0; i < 1500; ++i) {
+  for (uint64_t i = 0; i < 5000; ++i) {
     put(folder / "bad", damaged(good, i));
     const Result<SafetensorsFile> file = SafetensorsFile::open(folder / "bad");
     if (file.ok()) {
@@ -130,7 +130,7 @@ TEST(Fuzz, SafetensorsDamaged) {
       EXPECT_FALSE(file.status().message().empty());
     }
   }
-  EXPECT_GT(refused, 750);
+  EXPECT_GT(refused, 2500);
   EXPECT_LT(peak_kib() - before, kMaxGrowthKib);
 }
 
@@ -144,7 +144,7 @@ TEST(Fuzz, ConfigDamaged) {
   }
   const long before = peak_kib();
   int refused = 0;
-  for (uint64_t i = 0; i < 4000; ++i) {
+  for (uint64_t i = 0; i < 10000; ++i) {
     const Result<ModelConfig> back = model_config_from_json(damaged(good, i));
     if (!back.ok()) {
       ++refused;
@@ -156,7 +156,7 @@ TEST(Fuzz, ConfigDamaged) {
     EXPECT_EQ(*again, *back);
     (void)validate(*back).ok();
   }
-  EXPECT_GT(refused, 2000);
+  EXPECT_GT(refused, 5000);
   EXPECT_LT(peak_kib() - before, kMaxGrowthKib);
 }
 

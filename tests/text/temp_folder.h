@@ -44,7 +44,11 @@ class TempFolder {
   std::string path_;
 };
 
+// A new file each time: some file systems flush one that is truncated and
+// written again, which makes thousands of small ones slow.
 inline void put(const std::string& path, std::string_view content) {
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
   std::ofstream(path, std::ios::binary)
       .write(content.data(), static_cast<std::streamsize>(content.size()));
 }
