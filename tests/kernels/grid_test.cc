@@ -9,6 +9,8 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "tests/kernels/compare.h"
 
@@ -164,6 +166,56 @@ TEST_F(LinearGrid, EdgePointsMatchReference) {
     points.push_back(*point);
   }
   check_all(points);
+}
+
+// Few heads and many tokens: the sequence itself is cut and shared.
+TEST_F(LinearGrid, LongSequencesMatchReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  std::vector<Point> points;
+  for (const char* text : {
+           "q_len=4300 kv_len=4300 causal=1 cosine=exact state=both",
+           "q_len=4097 kv_len=4097 causal=1 feature_map=elu1 mask=holes "
+           "state=both starts=negative dtype=float64",
+           "q_len=100 kv_len=9000 feature_map=elu1 starts=rows state=both",
+           "q_len=9000 kv_len=100 cosine=far packing=one",
+           "q_len=70 kv_len=9000 causal=1 starts=bottom-right cosine=exact "
+           "state=out",
+           "q_len=9000 kv_len=70 causal=1 cosine=far starts=large",
+           "batch=2 q_len=4100 kv_len=300 causal=1 feature_map=elu1 "
+           "mask=left-padding",
+       }) {
+    Point point = *testing::parse_point(text);
+    point.head_dim = 3;
+    point.value_dim = 2;
+    point.threads = 3;
+    points.push_back(point);
+  }
+  check_all(thinned(points));
+}
+
+// Queries and keys that stand far apart: nothing walks through the gap.
+TEST_F(LinearGrid, FarApartStartsMatchReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  constexpr int64_t kFar = int64_t{1} << 52;
+  for (const auto& [q_start, kv_start] :
+       {std::pair{kFar, -kFar}, std::pair{-kFar, kFar}, std::pair{kFar, kFar},
+        std::pair<int64_t, int64_t>{3000, 0}}) {
+    for (int64_t len : {70, 2200}) {
+      Problem problem = testing::make_problem(*testing::parse_point(str_cat(
+          "causal=1 feature_map=elu1 head_dim=3 value_dim=2 state=out q_len=",
+          len, " kv_len=", len + 40)));
+      problem.q_start = {q_start};
+      problem.kv_start = {kv_start};
+      const Outputs want = testing::run_reference(problem);
+      for (std::string_view isa : supported_isas()) {
+        ASSERT_TRUE(force_isa(isa).ok());
+        EXPECT_EQ(compare(problem, testing::run(problem, executor(2)), want),
+                  "")
+            << isa << " q_start=" << q_start << " kv_start=" << kv_start
+            << " q_len=" << len;
+      }
+    }
+  }
 }
 
 TEST_F(LinearGrid, PointsSurviveTheirText) {

@@ -195,6 +195,8 @@ TEST(LinearNumerics, ThreadCountsGiveTheSameBits) {
           "state=both",
           "q_len=300 kv_len=300 causal=1 dtype=bfloat16 rotary=half",
           "q_len=2500 kv_len=2500 causal=1 cosine=exact head_dim=16 state=both",
+          "q_len=9000 kv_len=9000 causal=1 cosine=exact head_dim=16 state=both",
+          "q_len=9000 kv_len=5000 cosine=exact head_dim=16 state=both",
           "q_len=2500 kv_len=2500 cosine=exact head_dim=16"}) {
       const Problem p = problem_of(text);
       const Outputs one = run(p, serial_executor());
