@@ -5,6 +5,7 @@
 #include "cosformer/kernels.h"
 #include "kernels/check.h"
 #include "kernels/dispatch.h"
+#include "kernels/simd/decode.h"
 #include "kernels/simd/pass.h"
 
 namespace cosformer {
@@ -140,25 +141,35 @@ Status linear_attention_decode_step(const LinearAttentionOptions& options,
                             inputs.q.size[1], ", key has ", inputs.k.size[1],
                             ", expected 1: one token a row");
   }
+  if (state.kv_state == nullptr && inputs.q.size[0] > 0) {
+    return invalid_argument(
+        "linear_attention_decode_step: state has no kv_state: a step needs a "
+        "state to add to");
+  }
   LinearAttentionOptions causal = options;
   causal.is_causal = true;
   LinearAttentionInputs with_state = inputs;
   with_state.state = {state.kv_state, state.k_sum, state.start, state.position};
-  const int64_t rows = num_rows(inputs);
-  const size_t width = inputs.q.dtype == DType::kFloat64 ? 8 : 4;
-  const size_t sums =
-      static_cast<size_t>(rows * inputs.k.size[2] * inputs.k.size[3]) *
-      (options.reweight_len > 0 ? 2 : 1) * width;
-  const size_t kvs = sums * static_cast<size_t>(inputs.v.size[3]);
-  AlignedBuffer kv_state(kvs), k_sum(sums), places(16 * rows);
-  LinearStateView next{kv_state.data(), k_sum.data(), places.as<int64_t>(),
-                       places.as<int64_t>() + rows};
-  COSFORMER_RETURN_IF_ERROR(linear_attention_forward(causal, with_state, out,
-                                                     nullptr, next, executor));
-  std::memcpy(state.kv_state, next.kv_state, kvs);
-  std::memcpy(state.k_sum, next.k_sum, sums);
-  std::copy_n(next.start, rows, state.start);
-  std::copy_n(next.position, rows, state.position);
+  COSFORMER_RETURN_IF_ERROR(check_linear_attention(causal, with_state));
+  COSFORMER_RETURN_IF_ERROR(check_output_view(
+      "linear_attention_decode_step", "out", out,
+      {inputs.q.size[0], 1, inputs.q.size[2], inputs.v.size[3]},
+      inputs.q.dtype));
+  const Result<Isa> isa = chosen_isa();
+  COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::LinearCall call(causal, with_state);
+  call.out = out;
+  COSFORMER_RETURN_IF_ERROR(simd::run_decode(call,
+                                             inputs.q.dtype == DType::kFloat64
+                                                 ? simd::decode_f64(*isa)
+                                                 : simd::decode_f32(*isa),
+                                             state, executor));
+  // The position follows the last real key, as in a call with a sequence.
+  for (int64_t row = 0; row < num_rows(inputs); ++row) {
+    const bool real = inputs.key_mask == nullptr ||
+                      inputs.key_mask[row * inputs.key_mask_stride] != 0;
+    if (real) ++state.position[row];
+  }
   return Status();
 }
 

@@ -165,12 +165,13 @@ void Angles<T>::start() {
 // as exact as near ones. Within a group angles are added by their cosines and
 // sines: two calls of the library serve kAngleGroup positions.
 template <typename T>
-void Angles<T>::fill_cosine(int64_t begin) {
-  if (filled_ && begin_ == begin) return;
-  filled_ = true;
+void Angles<T>::fill_cosine(int64_t begin, int64_t end) {
+  if (begin_ == begin && end_ == end) return;
   begin_ = begin;
+  end_ = end;
+  const int64_t count = end - begin;
   const int64_t m = call_.options.reweight_len;
-  for (int64_t g = 0; g < kBlock; g += kAngleGroup) {
+  for (int64_t g = 0; g < count; g += kAngleGroup) {
     const double part =
         static_cast<double>((begin + g) % (4 * m)) / static_cast<double>(m);
     const double c = std::cos(std::numbers::pi / 2 * part);
@@ -180,11 +181,11 @@ void Angles<T>::fill_cosine(int64_t begin) {
       ratio_[g + i] = static_cast<T>(s * step_cos_[i] + c * step_sin_[i]);
     }
   }
-  for (int64_t g = 0; g < kBlock; g += chunk_) {
-    const int64_t end = std::min(g + chunk_, kBlock), middle = (g + end) / 2;
+  for (int64_t g = 0; g < count; g += chunk_) {
+    const int64_t last = std::min(g + chunk_, count), middle = (g + last) / 2;
     const bool sine = std::abs(ratio_[middle]) > std::abs(main_[middle]);
     part_[g] = sine ? 1 : 0;
-    for (int64_t i = g; i < end; ++i) {
+    for (int64_t i = g; i < last; ++i) {
       if (sine) std::swap(main_[i], ratio_[i]);
       ratio_[i] /= main_[i];
     }
@@ -228,8 +229,9 @@ void Angles<T>::fill_rotary(int64_t position, int64_t size) {
 }
 
 template <typename T>
-Chunk<T> Angles<T>::chunk(int64_t begin, int64_t position, int64_t size) {
-  if (call_.cosine) fill_cosine(begin);
+Chunk<T> Angles<T>::chunk(int64_t begin, int64_t end, int64_t position) {
+  const int64_t size = std::min(chunk_, end - position);
+  if (call_.cosine) fill_cosine(begin, end);
   if (call_.rotary) fill_rotary(position, size);
   const int64_t at = call_.cosine ? position - begin : 0;
   return {position,    size,        part_[at],  main_ + at,

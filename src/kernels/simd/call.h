@@ -117,20 +117,20 @@ class Angles {
   Angles(const LinearCall& call, int64_t chunk, T* memory);
   void start();
 
-  // The chunk `position` of the block of at most kBlock positions that starts
-  // at `begin`; position - begin is a multiple of the chunk.
-  Chunk<T> chunk(int64_t begin, int64_t position, int64_t size);
+  // The chunk at `position` of the block of positions [begin, end), at most
+  // kBlock; position - begin is a multiple of the chunk.
+  Chunk<T> chunk(int64_t begin, int64_t end, int64_t position);
 
  private:
-  void fill_cosine(int64_t begin);
+  void fill_cosine(int64_t begin, int64_t end);
   void fill_rotary(int64_t position, int64_t size);
 
   const LinearCall& call_;
   int64_t chunk_;
   T *main_, *ratio_ = nullptr, *rotary_cos_ = nullptr, *rotary_sin_ = nullptr;
   uint8_t part_[kBlock];
-  bool filled_ = false, turned_ = false;
-  int64_t begin_ = 0, turned_position_ = 0, turned_size_ = 0;
+  bool turned_ = false;
+  int64_t begin_ = 0, end_ = 0, turned_position_ = 0, turned_size_ = 0;
   // cos and sin of 0 .. kAngleGroup - 1 positions.
   // Rotary: of each pair, and its cosine and sine.
   double *frequency_ = nullptr, *turn_cos_ = nullptr, *turn_sin_ = nullptr;

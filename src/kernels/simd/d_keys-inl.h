@@ -109,7 +109,7 @@ class DKeys {
       const int64_t size = std::min(shape_.long_chunk, end - at);
       const Slots queries = query_slots(call_, unit_, at, size);
       if (queries.real == 0) continue;
-      const Chunk<T> chunk = s_.long_angles.chunk(begin, at, size);
+      const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
       for (int64_t g = 0; g < call_.group; ++g) {
         pack_queries(chunk, queries, unit_.head * call_.group + g);
         update(chunk);
@@ -121,7 +121,7 @@ class DKeys {
     cross_state();
     for (int64_t at = begin; at < end; at += shape_.long_chunk) {
       const int64_t size = std::min(shape_.long_chunk, end - at);
-      const Chunk<T> chunk = s_.long_angles.chunk(begin, at, size);
+      const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
       const Slots keys = seen_key_slots(call_, unit_, at, size);
       if (keys.real != 0) {
         pack_keys(chunk, keys);
@@ -136,7 +136,7 @@ class DKeys {
     for (int64_t at = begin + (end - begin - 1) / shape_.chunk * shape_.chunk;
          at >= begin; at -= shape_.chunk) {
       const int64_t size = std::min(shape_.chunk, end - at);
-      const Chunk<T> chunk = s_.short_angles.chunk(begin, at, size);
+      const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
       const Slots keys = seen_key_slots(call_, unit_, at, size);
       const Slots queries = query_slots(call_, unit_, at, size);
       if (keys.real != 0) {

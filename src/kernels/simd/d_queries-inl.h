@@ -98,7 +98,7 @@ class DQueries {
   void add_keys(int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; at += shape_.long_chunk) {
       const int64_t size = std::min(shape_.long_chunk, end - at);
-      const Chunk<T> chunk = s_.long_angles.chunk(begin, at, size);
+      const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
       const Slots keys = key_slots(call_, unit_, at, size);
       if (keys.real == 0) continue;
       pack_keys(chunk, keys);
@@ -109,7 +109,7 @@ class DQueries {
   void read(int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; at += shape_.long_chunk) {
       const int64_t size = std::min(shape_.long_chunk, end - at);
-      answer(s_.long_angles.chunk(begin, at, size),
+      answer(s_.long_angles.chunk(begin, end, at),
              query_slots(call_, unit_, at, size), false, true);
     }
   }
@@ -118,7 +118,7 @@ class DQueries {
     const bool given = call_.inputs.state.kv_state != nullptr;
     for (int64_t at = begin; at < end; at += shape_.chunk) {
       const int64_t size = std::min(shape_.chunk, end - at);
-      const Chunk<T> chunk = s_.short_angles.chunk(begin, at, size);
+      const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
       const Slots keys = key_slots(call_, unit_, at, size);
       const Slots queries = query_slots(call_, unit_, at, size);
       const bool has_keys = keys.real != 0;
