@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <filesystem>
 #include <system_error>
 
 namespace cosformer::files {
@@ -146,6 +148,42 @@ Status make_folders(const std::string& path) {
   return {};
 }
 
+namespace {
+
+// "model.123-4.tmp" is a temporary of "model".
+bool is_temporary_of(std::string_view name, std::string_view base) {
+  constexpr std::string_view kEnd = ".tmp";
+  if (name.size() <= base.size() + 1 + kEnd.size() || !name.starts_with(base) ||
+      name[base.size()] != '.' || !name.ends_with(kEnd)) {
+    return false;
+  }
+  name.remove_prefix(base.size() + 1);
+  name.remove_suffix(kEnd.size());
+  return name.find_first_not_of("0123456789-") == std::string_view::npos;
+}
+
+// A writer that was killed leaves its temporary behind, perhaps gigabytes. A
+// living one holds a lock on it, which the system drops with the process.
+void remove_abandoned(const std::string& path) {
+  const std::string folder = parent_of(path);
+  const size_t slash = path.find_last_of('/');
+  const std::string base =
+      slash == std::string::npos ? path : path.substr(slash + 1);
+  std::error_code error;
+  for (std::filesystem::directory_iterator it(folder, error), end;
+       !error && it != end; it.increment(error)) {
+    if (!is_temporary_of(it->path().filename().string(), base)) continue;
+    const std::string name = it->path().string();
+    Descriptor file;
+    file.fd = ::open(name.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file.fd >= 0 && ::flock(file.fd, LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(name.c_str());
+    }
+  }
+}
+
+}  // namespace
+
 Result<AtomicFile> AtomicFile::create(const std::string& path) {
   static std::atomic<uint64_t> counter{0};
   AtomicFile file;
@@ -161,13 +199,26 @@ Result<AtomicFile> AtomicFile::create(const std::string& path) {
     return invalid_argument("cannot write '", path,
                             "': it is a device or a pipe, expected a file");
   }
+  remove_abandoned(path);
   for (int attempt = 0; attempt < 100; ++attempt) {
     file.temporary_ =
         str_cat(path, ".", ::getpid(), "-", counter.fetch_add(1), ".tmp");
     file.fd_ = ::open(file.temporary_.c_str(),
                       O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    if (file.fd_ >= 0) return file;
-    if (errno != EEXIST) break;  // left by a killed process of the same id
+    if (file.fd_ < 0) {
+      if (errno == EEXIST) continue;  // left by a process of the same id
+      break;
+    }
+    // Where a file system has no locks nothing is taken for abandoned.
+    const bool locked = ::flock(file.fd_, LOCK_EX | LOCK_NB) == 0;
+    // Another writer may have seen it before it was locked, and removed it.
+    if (locked && ::fstat(file.fd_, &info) == 0 && info.st_nlink > 0) {
+      return file;
+    }
+    if (!locked && errno != EWOULDBLOCK) return file;
+    ::close(file.fd_);
+    file.fd_ = -1;
+    errno = EBUSY;
   }
   const int error = errno;
   file.temporary_.clear();

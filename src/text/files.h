@@ -29,7 +29,8 @@ std::string parent_of(const std::string& path);
 // A file that appears under its name whole, or not at all: bytes go to a
 // temporary neighbour with a name of its own (so two writers never share one),
 // which commit() makes durable and renames. Without commit() the destructor
-// removes it. An error leaves an existing file of that name as it was.
+// removes it, and what a killed writer left goes with the next create(). An
+// error leaves an existing file of that name as it was.
 class AtomicFile {
  public:
   static Result<AtomicFile> create(const std::string& path);

@@ -1,4 +1,7 @@
+#include "text/files.h"
+
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 
 #include <string>
@@ -151,6 +154,38 @@ TEST(Files, FullDiskLeavesTheOldFile) {
       << child.text;
   EXPECT_TRUE(has(child.text, path)) << child.text;
   EXPECT_TRUE(has(child.text, "of 400")) << child.text;
+}
+
+// What a killed writer leaves is gone with the next write; what a living one
+// writes is not touched.
+TEST(Files, KilledWritersLeaveNothingForLong) {
+  const TempFolder folder;
+  put(folder / "a", "old");
+  put(folder / "a.notes.tmp", "a user's own");
+  const auto killed = run_in_child([&]() -> std::string {
+    auto file = files::AtomicFile::create(folder / "a");
+    if (!file.ok() || !file->append("half", 4).ok()) return "failed";
+    ::kill(::getpid(), SIGKILL);
+    return "survived";
+  });
+  EXPECT_EQ(killed.signal, SIGKILL);
+  EXPECT_EQ(folder.entries(), 3);
+  EXPECT_EQ(get(folder / "a"), "old");
+  auto living = files::AtomicFile::create(folder / "a");
+  ASSERT_TRUE(living.ok());
+  ASSERT_TRUE(living->append("living", 6).ok());
+  EXPECT_EQ(folder.entries(), 3);
+  // From another process: locks of one process do not tell its writers apart
+  // everywhere.
+  const auto other = run_in_child([&]() -> std::string {
+    return write_file_atomically(folder / "a", "other").message();
+  });
+  EXPECT_EQ(other.text, "");
+  EXPECT_EQ(get(folder / "a"), "other");
+  ASSERT_TRUE(living->commit().ok());
+  EXPECT_EQ(get(folder / "a"), "living");
+  EXPECT_EQ(get(folder / "a.notes.tmp"), "a user's own");
+  EXPECT_EQ(folder.entries(), 2);
 }
 
 TEST(Files, SyncFolder) {
