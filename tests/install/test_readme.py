@@ -20,7 +20,8 @@ def test_cpp_program(build_consumer, torch_dir, tmp_path):
     (tmp_path / "main.cc").write_text(block("cpp"))
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.25)\nproject(readme LANGUAGES CXX)\n"
-        "add_executable(consumer main.cc)\nset_target_properties(consumer PROPERTIES CXX_STANDARD 20)\n"
+        "add_executable(consumer main.cc)\n"
+        "set_target_properties(consumer PROPERTIES CXX_STANDARD 20)\n"
         + block("cmake").replace("program", "consumer")
     )
     program = build_consumer(tmp_path, f"-DTorch_DIR={torch_dir}")
