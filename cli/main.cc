@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cosformer/format.h"
 #include "cosformer/kernels.h"
 
 namespace cosformer::cli {
@@ -18,6 +19,23 @@ constexpr const char* kExamples = R"(Examples:
   cosformer eval runs/book
   cosformer generate runs/book --prompt "Once upon a time" --temperature 0.7
   cosformer info runs/book)";
+
+// A first word that is no subcommand: CLI11 would only say that one is missing.
+Status check_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return {};
+  std::vector<std::string> known;
+  std::string list;
+  for (const CLI::App* command : app.get_subcommands({})) {
+    if (command->get_name() == argv[1]) return {};
+    known.push_back(command->get_name());
+    list += str_cat(list.empty() ? "" : ", ", command->get_name());
+  }
+  const std::string near = nearest_key(argv[1], known);
+  return invalid_argument(
+      "unknown command ", argv[1], ": ",
+      near.empty() ? "expected one of " + list : "did you mean " + near + "?",
+      "; see `cosformer --help`");
+}
 
 int run_program(int argc, char** argv) {
   CLI::App app(
@@ -31,6 +49,8 @@ int run_program(int argc, char** argv) {
       [] { return str_cat("cosformer ", version(), " (", active_isa(), ")"); },
       "Print the version and the instruction set, and exit");
   app.get_formatter()->column_width(34);
+  // The last of a repeated option holds, so that a command can be extended.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
 
   Run run;
 #ifdef COSFORMER_WITH_TORCH
@@ -48,6 +68,9 @@ int run_program(int argc, char** argv) {
     return chosen.empty() ? std::string("cosformer --help")
                           : "cosformer " + chosen[0]->get_name() + " --help";
   };
+  if (const Status status = check_command(app, argc, argv); !status.ok()) {
+    return fail(status, kWrongUse);
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {

@@ -87,6 +87,23 @@ std::string TrainDisplay::bar(double share, int64_t width) const {
   return out;
 }
 
+void TrainDisplay::draw_parts(const std::vector<std::string>& parts,
+                              double share) {
+  const int64_t width = terminal_width() - 1;
+  std::string line;
+  for (const std::string& part : parts) {
+    const std::string next = line.empty() ? part : line + "  " + part;
+    if (static_cast<int64_t>(next.size()) > width) break;
+    line = next;
+  }
+  const int64_t room = width - static_cast<int64_t>(line.size()) - 7;
+  if (room >= 5) {
+    line = bar(share, std::min<int64_t>(room, 30)) + " " +
+           fixed(100.0 * share, 0) + "%  " + line;
+  }
+  draw(line);
+}
+
 void TrainDisplay::on_data(int64_t done, int64_t total) {
   if (!due(terminal_ ? kBarSeconds : kLineSeconds)) return;
   const double share =
@@ -95,7 +112,7 @@ void TrainDisplay::on_data(int64_t done, int64_t total) {
       str_cat("reading the text: ", fixed(static_cast<double>(done) / 1e6, 1),
               " of ", fixed(static_cast<double>(total) / 1e6, 1), " MB");
   if (terminal_) {
-    draw(text + "  " + bar(share, 20));
+    draw_parts({text}, share);
   } else {
     note(text);
   }
@@ -120,24 +137,11 @@ void TrainDisplay::on_step(const TrainProgress& progress) {
                  "  lr ", progress.lr, "  ", speed, "  ", left));
     return;
   }
-  // What a narrow terminal has no room for goes, the least wanted first.
   std::vector<std::string> parts = {steps, loss};
   if (!validation.empty()) parts.push_back(validation);
   parts.push_back(left);
   parts.push_back(speed);
-  const int64_t width = terminal_width() - 1;
-  std::string line;
-  for (const std::string& part : parts) {
-    const std::string next = line.empty() ? part : line + "  " + part;
-    if (static_cast<int64_t>(next.size()) > width) break;
-    line = next;
-  }
-  const int64_t room = width - static_cast<int64_t>(line.size()) - 7;
-  if (room >= 5) {
-    line = bar(share, std::min<int64_t>(room, 30)) + " " +
-           fixed(100.0 * share, 0) + "%  " + line;
-  }
-  draw(line);
+  draw_parts(parts, share);
 }
 
 void TrainDisplay::on_eval(int64_t step, const EvalResult& result,

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cosformer/train.h"
 
@@ -26,6 +27,9 @@ class TrainDisplay {
  private:
   using Clock = std::chrono::steady_clock;
   void draw(const std::string& line);
+  // Draws those parts that the terminal has room for, the first ones before
+  // the later, and a bar if there is room left.
+  void draw_parts(const std::vector<std::string>& parts, double share);
   void clear();
   std::string bar(double share, int64_t width) const;
   bool due(double seconds);

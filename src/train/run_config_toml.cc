@@ -132,11 +132,18 @@ Status prefixed(const std::string& where, const Status& status) {
   return Status(status.code(), where + status.message());
 }
 
+Status merge_attention(const std::string& name, const toml::node& node,
+                       Json& layers);
+
 // Sets the keys of a TOML table in `out`, whose present content is the schema.
 Status merge_table(const std::string& name, const std::string& prefix,
                    const toml::table& table, Json& out) {
   for (const auto& [toml_key, node] : table) {
     const std::string key(toml_key.str());
+    if (prefix + key == "model.attention") {
+      COSFORMER_RETURN_IF_ERROR(merge_attention(name, node, out[key]));
+      continue;
+    }
     if (!out.contains(key)) {
       return prefixed(at_line(name, node), unknown_key(prefix, key, out));
     }
@@ -196,16 +203,8 @@ Status merge_file(const std::string& name, const toml::table& root,
                               found_of(node), ", expected a table [", section,
                               "]");
     }
-    toml::table rest = *table;
-    if (section == "model") {
-      if (const toml::node* attention = table->get("attention")) {
-        COSFORMER_RETURN_IF_ERROR(
-            merge_attention(name, *attention, config["model"]["attention"]));
-        rest.erase("attention");
-      }
-    }
     COSFORMER_RETURN_IF_ERROR(
-        merge_table(name, section + ".", rest, config[section]));
+        merge_table(name, section + ".", *table, config[section]));
   }
   return {};
 }

@@ -7,7 +7,7 @@ import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BUILD = pathlib.Path(os.environ.get("COSFORMER_BUILD", ROOT / "build" / "release"))
+BUILD = ROOT / os.environ.get("COSFORMER_BUILD", "build/release")
 PROGRAM = BUILD / "cli" / "cosformer"
 
 WORDS = ["the ", "cat ", "sat ", "on ", "a ", "mat. ", "dog ", "ran\n"]
