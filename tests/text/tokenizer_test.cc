@@ -159,6 +159,17 @@ TEST(Sentencepiece, LosslessForAnyBytes) {
   }
 }
 
+// What only bytes can say costs the words around it nothing.
+TEST(Sentencepiece, WordsStayWordsBesideOddCharacters) {
+  const size_t words = sentencepiece().encode("the old king")->size();
+  for (const std::string odd :
+       {"\xE2\x96\x81", "\n", "\xFF", "\xF0\x9F\x98\x80"}) {
+    EXPECT_EQ(
+        sentencepiece().encode("the old king" + odd + "the old king")->size(),
+        2 * words + odd.size());
+  }
+}
+
 TEST(Sentencepiece, TrainingIsDeterministicAndTakesAnyBytes) {
   const std::string text = make_corpus(50'000, 5) + kAwkward +
                            random_bytes(5, 2000) + std::string(9000, 'x');
