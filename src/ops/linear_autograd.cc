@@ -241,11 +241,8 @@ class LinearAttentionBackward
                                     const OptionalTensor& d_out,
                                     const OptionalTensor& d_kv_state,
                                     const OptionalTensor& d_k_sum) {
-    const bool elementwise =
-        call.is_causal &&
-        !all_finite({&call.q, &call.k, &call.v, d_out ? &*d_out : &call.q});
     const ForwardOutputs outputs =
-        portable_linear_attention(call, d_kv_state || d_k_sum, elementwise);
+        portable_linear_attention(call, d_kv_state || d_k_sum, d_out);
     variable_list roots, root_gradients;
     const auto root = [&](const at::Tensor& output, const OptionalTensor& d) {
       if (!d || !output.requires_grad()) return;

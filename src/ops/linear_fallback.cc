@@ -52,9 +52,7 @@ ForwardOutputs forward_portable(const LinearCall& call, const StateSpec& spec,
   check_linear_call(call);
   check_values(call);
   auto [out, denominator, kv_state, k_sum, start, position] =
-      portable_linear_attention(
-          call, wanted.state,
-          call.is_causal && !all_finite({&call.q, &call.k, &call.v}));
+      portable_linear_attention(call, wanted.state, std::nullopt);
   const at::TensorOptions accumulation =
       call.q.options().dtype(accumulation_dtype(call));
   if (!wanted.denominator || call.normalizer != "sum")
@@ -84,17 +82,13 @@ BackwardOutputs backward_portable(const LinearGradients& gradients,
       at::empty({0}, call.q.options()), at::empty({0}, call.k.options()),
       at::empty({0}, call.v.options()), at::empty({0}, accumulation),
       at::empty({0}, accumulation)};
-  const bool elementwise =
-      call.is_causal &&
-      !all_finite({&call.q, &call.k, &call.v,
-                   gradients.d_out ? &*gradients.d_out : &call.q});
   RecordGradients record;
   const at::Tensor q = leaf(call.q), k = leaf(call.k), v = leaf(call.v);
   const OptionalTensor kv_state = leaf(call.kv_state), k_sum = leaf(call.k_sum);
   const LinearCall traced = call.on(q, k, v, kv_state, k_sum);
   const bool state_out = gradients.d_kv_state || gradients.d_k_sum;
   const ForwardOutputs outputs =
-      portable_linear_attention(traced, state_out, elementwise);
+      portable_linear_attention(traced, state_out, gradients.d_out);
   torch::autograd::variable_list roots, root_gradients;
   const auto root = [&](const at::Tensor& output, const OptionalTensor& d) {
     if (!d || !output.requires_grad()) return;

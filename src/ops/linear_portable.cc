@@ -23,13 +23,25 @@ struct Rows {
   at::Tensor kv_state, k_sum, start, position;  // undefined: no state
 };
 
+// [batch, seq] true = takes part -> true = does not, with `trailing` more
+// dimensions.
+at::Tensor hidden(const at::Tensor& mask, int trailing) {
+  at::Tensor result = mask.logical_not();
+  for (int i = 0; i < trailing; ++i) result = result.unsqueeze(-1);
+  return result;
+}
+
+bool is_finite(const at::Tensor& tensor) {
+  return tensor.isfinite().all().item<bool>();
+}
+
 class Portable {
  public:
-  Portable(const LinearCall& call, bool return_state, bool elementwise)
+  Portable(const LinearCall& call, bool return_state, bool bad_gradient)
       : call_(call),
         dtype_(accumulation_dtype(call)),
         return_state_(return_state),
-        elementwise_(elementwise) {}
+        bad_gradient_(bad_gradient) {}
 
   // out (of the accumulation dtype), denominator, state.
   ForwardOutputs forward(Rows rows) const {
@@ -83,14 +95,6 @@ class Portable {
   }
 
  private:
-  // [batch, seq] true = takes part -> true = does not, with `trailing` more
-  // dimensions.
-  static at::Tensor hidden(const at::Tensor& mask, int trailing) {
-    at::Tensor result = mask.logical_not();
-    for (int i = 0; i < trailing; ++i) result = result.unsqueeze(-1);
-    return result;
-  }
-
   at::Tensor phi(const at::Tensor& x) const {
     if (call_.feature_map == "relu") return x.relu();
     // elu(x) + 1 without its cancellation for small x.
@@ -162,6 +166,8 @@ class Portable {
   // inside, running sums between.
   NumeratorDenominator causal(const Rows& rows, const at::Tensor& q,
                               const at::Tensor& k, const at::Tensor& v) const {
+    const bool elementwise =
+        bad_gradient_ || !is_finite(q) || !is_finite(k) || !is_finite(v);
     const int64_t q_len = q.size(1), kv_len = k.size(1);
     const at::TensorOptions integers = rows.q_start.options();
     const at::Tensor shift = (rows.q_start - rows.kv_start).unsqueeze(1);
@@ -195,17 +201,17 @@ class Portable {
       return x.gather(1, place).masked_fill(absent, 0);
     };
     const at::Tensor positions = places(rows.q_start, q_len);
-    return chunks(positions, q, moved(k), moved(v), kv, k_sum);
+    return chunks(positions, q, moved(k), moved(v), kv, k_sum,
+                  elementwise ? 1 : kChunk);
   }
 
   // Query i sees the keys 0 to i, all at the same positions, and the state.
   NumeratorDenominator chunks(const at::Tensor& positions, const at::Tensor& q,
                               const at::Tensor& k, const at::Tensor& v,
-                              const at::Tensor& kv,
-                              const at::Tensor& k_sum) const {
+                              const at::Tensor& kv, const at::Tensor& k_sum,
+                              int64_t max_chunk) const {
     const int64_t q_len = q.size(1);
-    const int64_t chunk =
-        elementwise_ ? 1 : std::clamp<int64_t>(q_len, 1, kChunk);
+    const int64_t chunk = std::clamp<int64_t>(q_len, 1, max_chunk);
     const int64_t count = (q_len + chunk - 1) / chunk;
     const auto cut = [&](const at::Tensor& x) {
       std::vector<int64_t> padding(2 * (x.dim() - 1), 0);
@@ -256,7 +262,7 @@ class Portable {
 
   const LinearCall& call_;
   at::ScalarType dtype_;
-  bool return_state_, elementwise_;
+  bool return_state_, bad_gradient_;
 };
 
 // int64 [rows]: what is given, repeated if 0-dim, or the default.
@@ -269,16 +275,9 @@ at::Tensor start_of(const OptionalTensor& start, const OptionalTensor& fallback,
 
 }  // namespace
 
-bool all_finite(std::initializer_list<const at::Tensor*> tensors) {
-  for (const at::Tensor* tensor : tensors) {
-    if (tensor->defined() && !tensor->isfinite().all().item<bool>())
-      return false;
-  }
-  return true;
-}
-
 ForwardOutputs portable_linear_attention(const LinearCall& call,
-                                         bool return_state, bool elementwise) {
+                                         bool return_state,
+                                         const OptionalTensor& d_out) {
   const at::ScalarType dtype = accumulation_dtype(call);
   const at::TensorOptions integers = call.q.options().dtype(at::kLong);
   const int64_t count =
@@ -294,7 +293,12 @@ ForwardOutputs portable_linear_attention(const LinearCall& call,
            call.k_sum.value_or(at::Tensor()),
            call.state_start.value_or(at::Tensor()),
            call.state_position.value_or(at::Tensor())};
-  const Portable portable(call, return_state, elementwise);
+  const bool bad_gradient =
+      call.is_causal && d_out &&
+      !is_finite(call.query_mask
+                     ? d_out->masked_fill(hidden(*call.query_mask, 2), 0)
+                     : *d_out);
+  const Portable portable(call, return_state, bad_gradient);
   const auto finish = [&](ForwardOutputs outputs) {
     std::get<0>(outputs) = std::get<0>(outputs).to(call.q.scalar_type());
     return outputs;

@@ -8,14 +8,14 @@
 
 namespace cosformer::ops {
 
-// As the operator, without checks: autograd records what it does.
-// elementwise: no product may join an element with one that it does not see
-// (0 x NaN); for non-finite inputs, slower.
+// As the operator, without checks: autograd records what it does. Where a
+// causal call has visible elements that are not finite (or gradients: d_out is
+// what the caller will send back), chunks shrink to one element, so that no
+// product joins what does not see each other (0 x NaN); slower, and the last
+// bits of other rows may differ.
 ForwardOutputs portable_linear_attention(const LinearCall& call,
-                                         bool return_state, bool elementwise);
-
-// Whether products over what is invisible would be harmless.
-bool all_finite(std::initializer_list<const at::Tensor*> tensors);
+                                         bool return_state,
+                                         const OptionalTensor& d_out);
 
 }  // namespace cosformer::ops
 

@@ -10,7 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <vector>
@@ -102,14 +101,25 @@ class AtomicFile {
 class StateReader {
  public:
   explicit StateReader(std::string_view path) : path_(path) {
-    std::ifstream file(path_, std::ios::binary | std::ios::ate);
-    if (!file) bad("cannot be opened: ", errno_text());
-    const std::streamoff size = file.tellg();
-    if (size < 0) bad("cannot be read: ", errno_text());
-    bytes_.resize(static_cast<size_t>(size));
-    file.seekg(0);
-    file.read(bytes_.data(), size);
-    if (!file) bad("cannot be read: ", errno_text());
+    struct stat status{};
+    const int descriptor = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK);
+    if (descriptor < 0) bad("cannot be opened: ", errno_text());
+    const bool regular =
+        ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+    if (regular) bytes_.resize(static_cast<size_t>(status.st_size));
+    size_t done = 0;
+    ssize_t count = 1;
+    while (regular && done < bytes_.size() && count > 0) {
+      count = ::read(descriptor, bytes_.data() + done, bytes_.size() - done);
+      if (count < 0 && errno == EINTR)
+        count = 1;
+      else if (count > 0)
+        done += static_cast<size_t>(count);
+    }
+    const std::string reason = count < 0 ? errno_text() : "it became shorter";
+    ::close(descriptor);
+    if (!regular) bad("is no regular file");
+    if (done < bytes_.size()) bad("cannot be read: ", reason);
     parse_header();
   }
 

@@ -29,6 +29,15 @@ def relative(found, expected):
     return ((found - expected).norm() / norm if norm > 0 else (found - expected).norm()).item()
 
 
+def off_by(found, expected, scale):
+    """Norm of the difference, over the norm of what is expected and of scale (what it is made of):
+    for values that cancel to nearly nothing."""
+    found, expected = found.detach().double(), expected.detach().double()
+    assert found.shape == expected.shape
+    size = expected.norm() + scale.detach().double().norm()
+    return ((found - expected).norm() / size.clamp_min(1e-300)).item()
+
+
 def inputs(
     batch=2,
     q_len=7,
