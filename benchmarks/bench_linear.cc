@@ -2,8 +2,9 @@
 // operations a token and head forward, 20 d (d + 1) backward; half without the
 // cosine) / time / the peak of multiply-adds of the same instruction set,
 // measured before and after every run, so that a busy neighbour or a falling
-// clock rate lowers both. One thread, its own processor time. The median over
-// the runs is reported.
+// clock rate lowers both. One thread, its own processor time. state% is the
+// median over the runs, best% their largest (a neighbour's use of caches and
+// memory lowers the kernels, but not the peak).
 //
 //   bench_linear                                  everything
 //   bench_linear --benchmark_filter='causal/avx512/d:64'
@@ -133,6 +134,7 @@ void attention(benchmark::State& state, Case c) {
     peaks.push_back(peak * 1e-9);
   }
   state.counters["state%"] = median(share);
+  state.counters["best%"] = *std::max_element(share.begin(), share.end());
   state.counters["peak_GF/s"] = median(peaks);
 }
 

@@ -1,6 +1,5 @@
 #include "kernels/dispatch.h"
 
-
 #include <cstdlib>
 #include <mutex>
 #include <optional>

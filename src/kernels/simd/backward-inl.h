@@ -88,6 +88,24 @@ bool pack_output_gradients(const LinearCall& call, const Unit& unit,
   return finite;
 }
 
+// What both passes read of the queries of a later chunk.
+template <typename T>
+void add_gradients_ahead(Ahead& ahead, const LinearCall& call,
+                         const Target& to) {
+  add_queries_ahead(ahead, call, call.inputs.q, to);
+  add_queries_ahead(ahead, call, call.d_out, to);
+  if (!call.normalize) return;
+  add_queries_ahead(ahead, call, call.saved_out, to);
+  const AttentionRow& row = to.unit->row;
+  const int64_t token = row.batch * call.inputs.q.size[1] + row.q_offset +
+                        to.position - row.q_start;
+  const int64_t size = static_cast<int64_t>(sizeof(T));
+  const int64_t at = token * call.heads + to.unit->head * call.group;
+  ahead.add(reinterpret_cast<uintptr_t>(call.saved_denominator) +
+                static_cast<uintptr_t>(at * size),
+            call.heads * size, call.group * size);
+}
+
 // x = (x turned back + plain) x the derivative of the feature map, given the
 // features. Features of 0 or less have none with relu; elu + 1 has its own
 // value up to 1, then 1. turned: whether x is to be turned back; plain may be

@@ -75,6 +75,12 @@ struct Unit {
   int64_t q_end() const { return row.q_start + row.q_len; }
   int64_t kv_end() const { return row.kv_start + row.kv_len; }
 };
+// What a thread will walk after the block at hand: nothing, or a block of this
+// or another unit, so that its rows can be brought into the cache.
+struct Next {
+  const Unit* unit = nullptr;
+  int64_t begin = 0, end = 0;  // positions
+};
 Unit make_unit(const LinearCall& call, int64_t row_index, int64_t head);
 
 // Bits of the slots of a chunk (positions position .. position + n).

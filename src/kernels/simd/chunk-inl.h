@@ -85,6 +85,56 @@ inline Rows query_rows(const ConstView4& view, const Unit& unit, int64_t head,
                  unit.row.q_offset + position - unit.row.q_start);
 }
 
+// How many chunks ahead rows are brought in: one is too late.
+inline constexpr int64_t kChunksAhead = 2;
+
+// The chunk to bring in while the one at `at` of a block is taken; rows <= 0:
+// none. Behind the block lies `next`.
+struct Target {
+  const Unit* unit;
+  int64_t position, rows;
+};
+inline Target target_after(const Unit& unit, int64_t begin, int64_t end,
+                           int64_t at, int64_t chunk, const Next& next) {
+  const int64_t position = at + kChunksAhead * chunk;
+  if (position < end) return {&unit, position, std::min(chunk, end - position)};
+  if (next.unit == nullptr) return {&unit, 0, 0};
+  const int64_t behind = position - round_up(end - begin, chunk) - begin;
+  return {next.unit, next.begin + behind,
+          std::min(chunk, next.end - next.begin - behind)};
+}
+inline Target target_before(const Unit& unit, int64_t begin, int64_t at,
+                            int64_t chunk, const Next& next) {
+  const int64_t position = at - kChunksAhead * chunk;
+  if (position >= begin) return {&unit, position, chunk};
+  if (next.unit == nullptr) return {&unit, 0, 0};
+  const int64_t before =
+      next.begin + round_up(next.end - next.begin, chunk) + position - begin;
+  return {next.unit, before,
+          before < next.begin ? 0 : std::min(chunk, next.end - before)};
+}
+
+// Rows of `view`, of so many heads that lie side by side.
+inline void add_ahead(Ahead& ahead, const ConstView4& view, const Rows& rows,
+                      int64_t heads = 1) {
+  const int64_t size = static_cast<int64_t>(size_of(view.dtype));
+  ahead.add(reinterpret_cast<uintptr_t>(rows.data) +
+                static_cast<uintptr_t>(rows.first * rows.stride * size),
+            rows.stride * size,
+            ((heads - 1) * view.stride[2] + view.size[3]) * size);
+}
+inline void add_keys_ahead(Ahead& ahead, const LinearCall& call,
+                           const Target& to) {
+  for (const ConstView4* view : {&call.inputs.k, &call.inputs.v})
+    add_ahead(ahead, *view, key_rows(*view, *to.unit, to.position));
+}
+inline void add_queries_ahead(Ahead& ahead, const LinearCall& call,
+                              const ConstView4& view, const Target& to) {
+  add_ahead(ahead, view,
+            query_rows(view, *to.unit, to.unit->head * call.group, to.position),
+            call.group);
+}
+
 // Packed rows turned by the chunk's rotary angles; `rows` with the padding.
 template <typename T>
 void turn_rows(const LinearCall& call, const Chunk<T>& chunk, const T* in,
@@ -103,7 +153,7 @@ HWY_NOINLINE void read_state(const T* HWY_RESTRICT q, int64_t q_stride,
                              int64_t rows, int64_t depth,
                              const T* HWY_RESTRICT ratio, const Panels<T>& main,
                              const Panels<T>& other, T* HWY_RESTRICT out,
-                             int64_t out_stride) {
+                             int64_t out_stride, Ahead& ahead) {
   for_panels<T>(main.columns, [&](auto vectors, int64_t c0) HWY_ATTR {
     constexpr int kVectors = decltype(vectors)::value;
     constexpr int64_t kWidth = kVectors * kLanes<T>;
@@ -118,6 +168,7 @@ HWY_NOINLINE void read_state(const T* HWY_RESTRICT q, int64_t q_stride,
       tile.template multiply<Along::kRow>(q + r * q_stride, q_stride,
                                           main.panel(c0), kWidth, depth);
       tile.store(out + r * out_stride + c0, out_stride);
+      ahead.tile();
     });
   });
 }

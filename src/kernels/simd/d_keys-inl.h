@@ -131,7 +131,7 @@ class DKeys {
     }
   }
 
-  void attend(int64_t begin, int64_t end) {
+  void attend(int64_t begin, int64_t end, const Next& next) {
     const bool given = call_.has_d_state_out();
     for (int64_t at = begin + (end - begin - 1) / shape_.chunk * shape_.chunk;
          at >= begin; at -= shape_.chunk) {
@@ -139,6 +139,7 @@ class DKeys {
       const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
       const Slots keys = seen_key_slots(call_, unit_, at, size);
       const Slots queries = query_slots(call_, unit_, at, size);
+      look_ahead(target_before(unit_, begin, at, shape_.chunk, next));
       if (keys.real != 0) {
         const bool has_later = given || at + size < unit_.q_end();
         pack_keys(chunk, keys);
@@ -159,6 +160,15 @@ class DKeys {
   }
 
  private:
+  void look_ahead(const Target& to) {
+    ahead_.start(to.rows, count_tiles<T>(shape_.chunk, shape_.v_stride) +
+                              count_tiles<T>(shape_.chunk, shape_.q_stride) +
+                              call_.group * call_.parts *
+                                  count_tiles<T>(shape_.rows, shape_.v_stride));
+    add_keys_ahead(ahead_, call_, to);
+    add_gradients_ahead<T>(ahead_, call_, to);
+  }
+
   Panels<T> across(int64_t p) const {
     return {s_.state_across[p], shape_.v_stride, shape_.q_stride};
   }
@@ -198,10 +208,10 @@ class DKeys {
     read_state<T>(s_.k_turned, shape_.q_stride, rows, call_.dim, chunk.ratio,
                   state_.part(main),
                   call_.cosine ? state_.part(1 - main) : none, s_.dv,
-                  shape_.v_stride);
+                  shape_.v_stride, ahead_);
     read_state<T>(s_.v, shape_.v_stride, rows, call_.value_dim, chunk.ratio,
                   across(main), call_.cosine ? across(1 - main) : none, s_.dk,
-                  shape_.q_stride);
+                  shape_.q_stride, ahead_);
     add_sums<T>(state_.sum(main), call_.cosine ? state_.sum(1 - main) : nullptr,
                 chunk.ratio, nullptr, rows, shape_.q_stride, plain);
   }
@@ -259,10 +269,12 @@ class DKeys {
   void update(const Chunk<T>& chunk) {
     const int main = chunk.main_part;
     add_outer_products<T>(s_.q_turned, shape_.q_stride, s_.g_main,
-                          shape_.v_stride, chunk.size, state_.part(main));
+                          shape_.v_stride, chunk.size, state_.part(main),
+                          ahead_);
     if (call_.cosine) {
       add_outer_products<T>(s_.q_turned, shape_.q_stride, s_.g_other,
-                            shape_.v_stride, chunk.size, state_.part(1 - main));
+                            shape_.v_stride, chunk.size, state_.part(1 - main),
+                            ahead_);
     }
     if (!call_.normalize) return;
     add_weighted_rows<T>(s_.q, shape_.q_stride, s_.r_main, chunk.size,
@@ -296,6 +308,7 @@ class DKeys {
   const Shape& shape_;
   DKeysState<T> state_;
   bool queries_finite_ = true, gradients_finite_ = true;
+  Ahead ahead_;
 };
 
 template <typename T>
@@ -352,8 +365,9 @@ struct DKeysPass {
     hwy::FlushStream();
   }
   static void attend(const LinearCall& call, const Unit& unit, int64_t begin,
-                     int64_t end, void* state, void* scratch) {
-    DKeys<T>(call, unit, state, scratch).attend(begin, end);
+                     int64_t end, const Next& next, void* state,
+                     void* scratch) {
+    DKeys<T>(call, unit, state, scratch).attend(begin, end, next);
     hwy::FlushStream();
   }
   static constexpr Pass make() {

@@ -114,7 +114,7 @@ class DQueries {
     }
   }
 
-  void attend(int64_t begin, int64_t end) {
+  void attend(int64_t begin, int64_t end, const Next& next) {
     const bool given = call_.inputs.state.kv_state != nullptr;
     for (int64_t at = begin; at < end; at += shape_.chunk) {
       const int64_t size = std::min(shape_.chunk, end - at);
@@ -122,6 +122,7 @@ class DQueries {
       const Slots keys = key_slots(call_, unit_, at, size);
       const Slots queries = query_slots(call_, unit_, at, size);
       const bool has_keys = keys.real != 0;
+      look_ahead(target_after(unit_, begin, end, at, shape_.chunk, next));
       if (has_keys) {
         pack_keys(chunk, keys);
         if (queries.real != 0) {
@@ -135,6 +136,15 @@ class DQueries {
   }
 
  private:
+  void look_ahead(const Target& to) {
+    ahead_.start(
+        to.rows,
+        call_.group * count_tiles<T>(shape_.chunk, shape_.q_stride) +
+            call_.parts * count_tiles<T>(shape_.value_rows, shape_.q_stride));
+    add_keys_ahead(ahead_, call_, to);
+    add_gradients_ahead<T>(ahead_, call_, to);
+  }
+
   void pack_keys(const Chunk<T>& chunk, const Slots& keys) {
     const int64_t rows = round_up(chunk.size, 4);
     keys_finite_ =
@@ -157,12 +167,12 @@ class DQueries {
   void update(const Chunk<T>& chunk) {
     const int main = chunk.main_part;
     add_outer_products<T>(s_.v, shape_.v_stride, s_.k_main, shape_.q_stride,
-                          chunk.size, state_.part(main));
+                          chunk.size, state_.part(main), ahead_);
     add_weighted_rows<T>(s_.plain_main, shape_.q_stride, s_.ones, chunk.size,
                          state_.sum(main));
     if (!call_.cosine) return;
     add_outer_products<T>(s_.v, shape_.v_stride, s_.k_other, shape_.q_stride,
-                          chunk.size, state_.part(1 - main));
+                          chunk.size, state_.part(1 - main), ahead_);
     add_weighted_rows<T>(s_.plain_main, shape_.q_stride, chunk.ratio,
                          chunk.size, state_.sum(1 - main));
   }
@@ -200,7 +210,7 @@ class DQueries {
       read_state<T>(s_.g, shape_.v_stride, rows, call_.value_dim, chunk.ratio,
                     state_.part(main),
                     call_.cosine ? state_.part(1 - main) : none, s_.dq,
-                    shape_.q_stride);
+                    shape_.q_stride, ahead_);
       if (call_.normalize) {
         add_sums<T>(state_.sum(main),
                     call_.cosine ? state_.sum(1 - main) : nullptr, chunk.ratio,
@@ -241,6 +251,7 @@ class DQueries {
   const Shape& shape_;
   DQueriesState<T> state_;
   bool keys_finite_ = true;
+  Ahead ahead_;
 };
 
 template <typename T>
@@ -277,8 +288,9 @@ struct DQueriesPass {
     hwy::FlushStream();
   }
   static void attend(const LinearCall& call, const Unit& unit, int64_t begin,
-                     int64_t end, void* state, void* scratch) {
-    DQueries<T>(call, unit, state, scratch).attend(begin, end);
+                     int64_t end, const Next& next, void* state,
+                     void* scratch) {
+    DQueries<T>(call, unit, state, scratch).attend(begin, end, next);
     hwy::FlushStream();
   }
   static constexpr Pass make() {

@@ -109,6 +109,11 @@ class Forward {
       const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
       const Slots keys = key_slots(call_, unit_, at, size);
       if (keys.real == 0) continue;
+      const Target to =
+          target_after(unit_, begin, end, at, shape_.long_chunk, {});
+      ahead_.start(to.rows,
+                   call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride));
+      add_keys_ahead(ahead_, call_, to);
       pack_keys(chunk, keys);
       update(chunk);
     }
@@ -117,12 +122,17 @@ class Forward {
   void read(int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; at += shape_.long_chunk) {
       const int64_t size = std::min(shape_.long_chunk, end - at);
+      const Target to =
+          target_after(unit_, begin, end, at, shape_.long_chunk, {});
+      ahead_.start(to.rows, call_.group * count_tiles<T>(shape_.long_chunk,
+                                                         shape_.v_stride));
+      add_queries_ahead(ahead_, call_, call_.inputs.q, to);
       answer(s_.long_angles.chunk(begin, end, at),
              query_slots(call_, unit_, at, size), false, true);
     }
   }
 
-  void attend(int64_t begin, int64_t end) {
+  void attend(int64_t begin, int64_t end, const Next& next) {
     // The state need not be read before it holds a key, nor updated where no
     // query follows.
     const bool given = call_.inputs.state.kv_state != nullptr;
@@ -132,6 +142,7 @@ class Forward {
       const Slots keys = key_slots(call_, unit_, at, size);
       const Slots queries = query_slots(call_, unit_, at, size);
       const bool has_keys = keys.real != 0;
+      look_ahead(target_after(unit_, begin, end, at, shape_.chunk, next));
       if (has_keys) {
         pack_keys(chunk, keys);
         if (queries.real != 0) cross_keys();
@@ -144,6 +155,15 @@ class Forward {
   }
 
  private:
+  void look_ahead(const Target& to) {
+    ahead_.start(
+        to.rows,
+        call_.group * count_tiles<T>(shape_.chunk, shape_.v_stride) +
+            call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride));
+    add_keys_ahead(ahead_, call_, to);
+    add_queries_ahead(ahead_, call_, call_.inputs.q, to);
+  }
+
   void pack_keys(const Chunk<T>& chunk, const Slots& keys) {
     const int64_t rows = round_up(chunk.size, 4);
     packed_rows_ = rows;
@@ -175,12 +195,14 @@ class Forward {
   void update(const Chunk<T>& chunk) {
     const int main = chunk.main_part;
     add_outer_products<T>(s_.k_turned, shape_.q_stride, s_.v_main,
-                          shape_.v_stride, chunk.size, state_.part(main));
+                          shape_.v_stride, chunk.size, state_.part(main),
+                          ahead_);
     add_weighted_rows<T>(s_.k, shape_.q_stride, chunk.main, chunk.size,
                          state_.sum(main));
     if (!call_.cosine) return;
     add_outer_products<T>(s_.k_turned, shape_.q_stride, s_.v_other,
-                          shape_.v_stride, chunk.size, state_.part(1 - main));
+                          shape_.v_stride, chunk.size, state_.part(1 - main),
+                          ahead_);
     for (int64_t i = 0; i < chunk.size; ++i)
       s_.scale[i] = chunk.main[i] * chunk.ratio[i];
     add_weighted_rows<T>(s_.k, shape_.q_stride, s_.scale, chunk.size,
@@ -211,7 +233,7 @@ class Forward {
         read_state<T>(s_.q_turned, shape_.q_stride, rows, call_.dim,
                       chunk.ratio, state_.part(chunk.main_part),
                       call_.cosine ? state_.part(1 - chunk.main_part) : none,
-                      s_.out, shape_.v_stride);
+                      s_.out, shape_.v_stride, ahead_);
       } else {
         std::fill_n(s_.out, rows * shape_.v_stride, T{0});
       }
@@ -291,6 +313,7 @@ class Forward {
   ForwardState<T> state_;
   int64_t packed_rows_ = 0;
   bool values_finite_ = true;
+  Ahead ahead_;
 };
 
 // The functions of the pass.
@@ -341,8 +364,9 @@ struct ForwardPass {
     hwy::FlushStream();
   }
   static void attend(const LinearCall& call, const Unit& unit, int64_t begin,
-                     int64_t end, void* state, void* scratch) {
-    Forward<T>(call, unit, state, scratch).attend(begin, end);
+                     int64_t end, const Next& next, void* state,
+                     void* scratch) {
+    Forward<T>(call, unit, state, scratch).attend(begin, end, next);
     hwy::FlushStream();
   }
   static constexpr Pass make() {

@@ -45,7 +45,7 @@ struct Pass {
   // Both, causally: what reads sees the state and, in [begin, end), what a
   // causal mask lets it see.
   void (*attend)(const LinearCall& call, const Unit& unit, int64_t begin,
-                 int64_t end, void* state, void* scratch);
+                 int64_t end, const Next& next, void* state, void* scratch);
 };
 
 const Pass& forward_f32(Isa isa);

@@ -66,18 +66,20 @@ class Schedule {
         side_by_side(
             first, last, k_.from_the_end,
             [&](int64_t u) { return Walk(unit(u)).size(); },
-            [&](int64_t u, int64_t from, int64_t to) {
-              attend(u, from, to, state(u), scratch(thread));
+            [&](int64_t u, int64_t from, int64_t to, int64_t next,
+                int64_t next_from) {
+              attend(u, from, to, block(next, next_from), state(u),
+                     scratch(thread));
             });
       } else {
         side_by_side(
             first, last, false, [&](int64_t u) { return writers(u).size(); },
-            [&](int64_t u, int64_t from, int64_t to) {
+            [&](int64_t u, int64_t from, int64_t to, int64_t, int64_t) {
               accumulate(u, from, to, state(u), scratch(thread));
             });
         side_by_side(
             first, last, false, [&](int64_t u) { return readers(u).size(); },
-            [&](int64_t u, int64_t from, int64_t to) {
+            [&](int64_t u, int64_t from, int64_t to, int64_t, int64_t) {
               read(u, from, to, state(u), scratch(thread));
             });
       }
@@ -87,18 +89,29 @@ class Schedule {
     return Status();
   }
 
-  // The blocks of several units in turn.
+  // The blocks of several units in turn: visit(unit, from, to, next unit (-1:
+  // none), where its block begins).
   template <typename Steps, typename Visit>
   static void side_by_side(int64_t first, int64_t last, bool from_the_end,
                            const Steps& steps, const Visit& visit) {
     int64_t blocks = 0;
     for (int64_t u = first; u < last; ++u)
       blocks = std::max(blocks, (steps(u) + kBlock - 1) / kBlock);
+    // The visit before is made once the one that follows it is known.
+    int64_t unit = -1, start = 0;
     for (int64_t i = 0; i < blocks; ++i) {
       const int64_t from = (from_the_end ? blocks - 1 - i : i) * kBlock;
-      for (int64_t u = first; u < last; ++u)
-        if (from < steps(u)) visit(u, from, std::min(from + kBlock, steps(u)));
+      for (int64_t u = first; u < last; ++u) {
+        if (from >= steps(u)) continue;
+        if (unit >= 0) {
+          visit(unit, start, std::min(start + kBlock, steps(unit)), u, from);
+        }
+        unit = u;
+        start = from;
+      }
     }
+    if (unit >= 0)
+      visit(unit, start, std::min(start + kBlock, steps(unit)), -1, 0);
   }
 
   // State s of a unit: what the s segments before (in the pass's direction)
@@ -144,7 +157,8 @@ class Schedule {
       const int64_t u = task / segments_, s = task % segments_;
       const bool last = s == segments_ - 1;
       if (causal) {
-        attend(u, from(s), from(s) + segment_, state(u, s), scratch(thread));
+        attend(u, from(s), from(s) + segment_, {}, state(u, s),
+               scratch(thread));
         if (last) k_.store_state(call_, unit(u), state(u, s));
       } else {
         read(u, from(s), std::min(from(s) + segment_, readers(u).size()),
@@ -163,11 +177,23 @@ class Schedule {
     return k_.from_the_end ? key_span(unit(u)) : query_span(unit(u));
   }
 
-  void attend(int64_t u, int64_t from, int64_t to, void* state,
-              void* scratch) const {
+  // The block of a walk that a step lies in.
+  Next block(int64_t u, int64_t from) const {
+    if (u < 0) return {};
+    const Walk walk(unit(u));
+    Next next{&unit(u), 0, 0};
+    walk.blocks(from, std::min(from + kBlock, walk.size()), k_.from_the_end,
+                [&](int64_t begin, int64_t end) {
+                  if (next.begin == next.end) next = {&unit(u), begin, end};
+                });
+    return next;
+  }
+
+  void attend(int64_t u, int64_t from, int64_t to, const Next& next,
+              void* state, void* scratch) const {
     Walk(unit(u)).blocks(
         from, to, k_.from_the_end, [&](int64_t begin, int64_t end) {
-          k_.attend(call_, unit(u), begin, end, state, scratch);
+          k_.attend(call_, unit(u), begin, end, next, state, scratch);
         });
   }
   void accumulate(int64_t u, int64_t from, int64_t to, void* state,

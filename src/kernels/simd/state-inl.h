@@ -30,13 +30,69 @@ struct Panels {
   T* panel(int64_t c0) const { return data + rows * c0; }
 };
 
+// Brings the rows of a later chunk into the second-level cache, a few at every
+// tile of the products: in one burst they would wait for each other. Heads
+// apart, the rows of a head lie apart too, and the machine's own prefetching
+// does not find them.
+class Ahead {
+ public:
+  // For `rows` rows of each source, during `tiles` tiles.
+  void start(int64_t rows, int64_t tiles) {
+    rows_ = rows > 0 ? rows : 0;
+    tiles_ = tiles;
+    count_ = at_ = 0;
+    row_ = 0;
+  }
+  void add(uintptr_t address, int64_t row_bytes, int64_t bytes) {
+    Source& source = sources_[count_++];
+    source.at = address;
+    source.stride = static_cast<uintptr_t>(row_bytes);
+    source.bytes = bytes;
+    per_tile_ = (rows_ * count_ + tiles_ - 1) / tiles_;
+  }
+  HWY_INLINE void tile() {
+    for (int64_t i = 0; i < per_tile_ && row_ < rows_; ++i) {
+      Source& source = sources_[at_];
+      for (int64_t b = 0; b < source.bytes; b += 64)
+        __builtin_prefetch(reinterpret_cast<const void*>(
+                               source.at + static_cast<uintptr_t>(b)),
+                           0, 2);
+      source.at += source.stride;
+      if (++at_ == count_) {
+        at_ = 0;
+        ++row_;
+      }
+    }
+  }
+
+ private:
+  struct Source {
+    uintptr_t at, stride;
+    int64_t bytes;
+  };
+  Source sources_[6];
+  int count_ = 0, at_ = 0;
+  int64_t rows_ = 0, row_ = 0, tiles_ = 1, per_tile_ = 0;
+};
+
+// Tiles of a product of so many rows and columns.
+template <typename T>
+constexpr int64_t count_tiles(int64_t rows, int64_t columns) {
+  const int64_t panels = (columns + kPanel<T> - 1) / kPanel<T>;
+  const int64_t vectors = columns / kLanes<T>;
+  const int64_t tile =
+      rows_for(static_cast<int>(vectors < kMaxVectors ? vectors : kMaxVectors));
+  return panels * ((rows + tile - 1) / tile);
+}
+
 // panels += A^T B over `depth` rows of packed chunks: the update of a state.
 // Summed from zero and added at the end: short sums lose less to rounding, and
 // the additions do not wait for the old state.
 template <typename T>
 HWY_NOINLINE void add_outer_products(const T* HWY_RESTRICT a, int64_t a_stride,
                                      const T* HWY_RESTRICT b, int64_t b_stride,
-                                     int64_t depth, const Panels<T>& panels) {
+                                     int64_t depth, const Panels<T>& panels,
+                                     Ahead& ahead) {
   for_panels<T>(panels.columns, [&](auto vectors, int64_t c0) HWY_ATTR {
     constexpr int kVectors = decltype(vectors)::value;
     constexpr int64_t kWidth = kVectors * kLanes<T>;
@@ -48,6 +104,7 @@ HWY_NOINLINE void add_outer_products(const T* HWY_RESTRICT a, int64_t a_stride,
                               tile.template multiply<Along::kColumn>(
                                   a + r, a_stride, b + c0, b_stride, depth);
                               tile.add_to(panel + r * kWidth, kWidth);
+                              ahead.tile();
                             });
   });
 }
