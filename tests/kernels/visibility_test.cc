@@ -394,6 +394,44 @@ TEST(LinearVisibility, RowsBeforeEveryKeyAreZeroWithZeroGradients) {
   });
 }
 
+// Left padding, with nothing said about the queries.
+TEST(LinearVisibility, RowsThatSeeOnlyMaskedKeysAreZeroWithZeroGradients) {
+  for_all("causal=1 q_len=80 kv_len=80 kv_heads=2", [](Problem p) {
+    p.key_mask.assign(80, 1);
+    std::fill_n(p.key_mask.begin(), 70, 0);
+    const Outputs clean = run_all(p);
+    for (int64_t s : {0, 3, 40, 69}) {
+      fill_token(p.q, 0, s, kNan);
+      fill_token(p.d_out, 0, s, kInf);
+      fill_token(p.k, 0, s, kNan);
+      fill_token(p.v, 0, s, kInf);
+    }
+    const Outputs o = run_all(p);
+    EXPECT_TRUE(all_zero(values_of(o.out, 0, 0, 70)));
+    EXPECT_TRUE(all_zero(values_of(o.dq, 0, 0, 70)));
+    expect_same_bits(o, clean, "rows that see masked keys only");
+  });
+}
+
+// Right padding of the queries, with nothing said about the keys.
+TEST(LinearVisibility, KeysThatOnlyMaskedQueriesSeeHaveZeroGradients) {
+  for_all("causal=1 q_len=80 kv_len=80 kv_heads=2", [](Problem p) {
+    p.query_mask.assign(80, 1);
+    std::fill_n(p.query_mask.begin() + 9, 71, 0);
+    const Outputs clean = run_all(p);
+    for (int64_t s : {9, 10, 40, 79}) {
+      fill_token(p.q, 0, s, kNan);
+      fill_token(p.d_out, 0, s, kInf);
+      fill_token(p.k, 0, s, kNan);
+      fill_token(p.v, 0, s, kInf);
+    }
+    const Outputs o = run_all(p);
+    EXPECT_TRUE(all_zero(values_of(o.dk, 0, 9, 80)));
+    EXPECT_TRUE(all_zero(values_of(o.dv, 0, 9, 80)));
+    expect_same_bits(o, clean, "keys that masked queries see only");
+  });
+}
+
 TEST(LinearVisibility, MaskedQueriesAreZeroAndContributeNothing) {
   for_all("causal=1 q_len=66 kv_len=66 kv_heads=2", [](Problem p) {
     p.query_mask.assign(66, 1);
