@@ -9,7 +9,6 @@
 #include <iomanip>
 
 #include "cosformer/kernels.h"
-#include "text/utf8.h"
 
 namespace cosformer::cli {
 namespace {

@@ -43,6 +43,8 @@ TrainDisplay::TrainDisplay() {
               (term == nullptr || std::string(term) != "dumb");
   std::setlocale(LC_CTYPE, "");
   utf8_ = std::string(nl_langinfo(CODESET)) == "UTF-8";
+  // What is over before the first line would be due needs none.
+  if (!terminal_) last_drawn_ = Clock::now();
 }
 
 bool TrainDisplay::due(double seconds) {

@@ -120,10 +120,13 @@ Result<int> take_lock(const std::string& folder) {
 
 Result<RunFolder> RunFolder::open(const std::string& path, bool resume) {
   std::error_code error;
+  if (fs::exists(path, error) && !fs::is_directory(path, error)) {
+    return invalid_argument(path, ": a file has this name, expected a folder ",
+                            "for the run: choose another --out");
+  }
   fs::create_directories(path, error);
-  if (error || !fs::is_directory(path)) {
-    return io_error(path, ": cannot create this folder: ",
-                    error ? error.message() : "a file has this name",
+  if (error) {
+    return io_error(path, ": cannot create this folder: ", error.message(),
                     ": choose another --out");
   }
   auto lock = take_lock(path);

@@ -87,17 +87,14 @@ def test_missing_files(program, tmp_path):
 
 def test_text_that_cannot_be_learned(program, tmp_path):
     cases = {
-        "empty.txt": b"",
-        "binary.dat": bytes(range(256)) * 40,
-        "short.txt": b"a few words\n",
+        "empty.txt": (b"", "empty"),
+        "binary.dat": (bytes(range(256)) * 40, "not a text file"),
+        "short.txt": (b"a few words\n", "expected at least 33"),
     }
-    for name, content in cases.items():
+    for name, (content, part) in cases.items():
         (tmp_path / name).write_bytes(content)
-        done = train_on(program, tmp_path / name, tmp_path / "run")
-        assert done.returncode == 1, done.stderr
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith("cosformer: ") and name in last, last
-        assert "expected" in last or "choose" in last, last
+        check_error(train_on(program, tmp_path / name, tmp_path / "run"), 1, name, part)
+        assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_run_folder_in_the_way(program, trained, tmp_path):
