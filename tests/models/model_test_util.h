@@ -31,6 +31,9 @@ struct ConfigCase {
   std::string name;
   ModelConfig config;
 };
+inline void PrintTo(const ConfigCase& value, std::ostream* out) {
+  *out << value.name;
+}
 
 // Every option of the config at least once.
 std::vector<ConfigCase> config_cases();

@@ -14,6 +14,7 @@ struct Case {
   std::string name;
   AttentionOptions options;
 };
+void PrintTo(const Case& value, std::ostream* out) { *out << value.name; }
 
 std::vector<Case> causal_cases() {
   std::vector<Case> out;
