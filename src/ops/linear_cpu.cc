@@ -1,6 +1,6 @@
 // The linear attention operators on CPU tensors: views and buffers for the
 // kernels, nothing else.
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "ops/cpu_inputs.h"
@@ -11,6 +11,11 @@
 
 namespace cosformer::ops {
 namespace {
+
+// Without the dispatcher, whose share of a short call would show.
+at::Tensor empty(at::IntArrayRef size, const at::TensorOptions& options) {
+  return at::detail::empty_cpu(size, options);
+}
 
 bool is_normalized(const LinearCall& call) { return call.normalizer == "sum"; }
 
@@ -25,32 +30,30 @@ ForwardOutputs forward_cpu(const LinearCall& call, const StateSpec& spec,
   const at::TensorOptions accumulation = same.dtype(accumulation_dtype(call));
   const at::TensorOptions integers = same.dtype(at::kLong);
 
-  at::Tensor out = at::empty(
+  at::Tensor out = empty(
       {call.q.size(0), call.q.size(1), call.q.size(2), call.v.size(3)}, same);
   const bool with_denominator = wanted.denominator && is_normalized(call);
   at::Tensor denominator =
-      with_denominator
-          ? at::empty({call.q.size(0), call.q.size(1), call.q.size(2)},
-                      accumulation)
-          : at::empty({0}, accumulation);
+      with_denominator ? empty({call.q.size(0), call.q.size(1), call.q.size(2)},
+                               accumulation)
+                       : empty({0}, accumulation);
   at::Tensor kv_state, k_sum, start, position;
   LinearStateView state_out;
   if (wanted.state) {
     const int64_t rows = inputs.rows(), kv_heads = call.k.size(2);
     const int64_t features = call.k.size(3) * (call.reweight_len ? 2 : 1);
-    kv_state =
-        at::empty({rows, kv_heads, features, call.v.size(3)}, accumulation);
-    k_sum = at::empty({rows, kv_heads, features}, accumulation);
-    start = at::empty({rows}, integers);
-    position = at::empty({rows}, integers);
+    kv_state = empty({rows, kv_heads, features, call.v.size(3)}, accumulation);
+    k_sum = empty({rows, kv_heads, features}, accumulation);
+    start = empty({rows}, integers);
+    position = empty({rows}, integers);
     state_out = {kv_state.mutable_data_ptr(), k_sum.mutable_data_ptr(),
                  start.mutable_data_ptr<int64_t>(),
                  position.mutable_data_ptr<int64_t>()};
   } else {
-    kv_state = at::empty({0}, accumulation);
-    k_sum = at::empty({0}, accumulation);
-    start = at::empty({0}, integers);
-    position = at::empty({0}, integers);
+    kv_state = empty({0}, accumulation);
+    k_sum = empty({0}, accumulation);
+    start = empty({0}, integers);
+    position = empty({0}, integers);
   }
   throw_if_error(linear_attention_forward(
       kernel_options(call), inputs.inputs(), mutable_view(out),
@@ -90,20 +93,20 @@ BackwardOutputs backward_cpu(const LinearGradients& gradients,
   }
 
   const auto gradient_of = [](bool needed, const at::Tensor& tensor) {
-    return needed ? at::empty(tensor.sizes(), tensor.options())
-                  : at::empty({0}, tensor.options());
+    return needed ? empty(tensor.sizes(), tensor.options())
+                  : empty({0}, tensor.options());
   };
   at::Tensor dq = gradient_of(gradients.needs[0], call.q);
   at::Tensor dk = gradient_of(gradients.needs[1], call.k);
   at::Tensor dv = gradient_of(gradients.needs[2], call.v);
   const bool needs_state =
       call.kv_state && (gradients.needs[3] || gradients.needs[4]);
-  at::Tensor d_kv_in = at::empty({0}, accumulation);
-  at::Tensor d_k_sum_in = at::empty({0}, accumulation);
+  at::Tensor d_kv_in = empty({0}, accumulation);
+  at::Tensor d_k_sum_in = empty({0}, accumulation);
   LinearStateView d_state_in;
   if (needs_state) {
-    d_kv_in = at::empty(call.kv_state->sizes(), accumulation);
-    d_k_sum_in = at::empty(call.k_sum->sizes(), accumulation);
+    d_kv_in = empty(call.kv_state->sizes(), accumulation);
+    d_k_sum_in = empty(call.k_sum->sizes(), accumulation);
     d_state_in.kv_state = d_kv_in.mutable_data_ptr();
     d_state_in.k_sum = d_k_sum_in.mutable_data_ptr();
   }
