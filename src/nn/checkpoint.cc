@@ -24,8 +24,9 @@ struct AutocastState {
 };
 
 // Puts a captured state in place for a scope. The cache of cast weights is off
-// inside: one made without gradients (the first call) must not serve the
-// repeated one. Each weight is cast once a call anyway.
+// inside: a backward often runs outside every autocast scope, where nothing
+// would empty it, and the next step would find the weights of this one. Each
+// weight is cast once a call anyway.
 class AutocastScope {
  public:
   explicit AutocastScope(const AutocastState& state)

@@ -116,6 +116,15 @@ TEST(Checkpoint, KeepsAutocast) {
     // bfloat16 was in use at all.
     EXPECT_FALSE(torch::equal(plain[0], block->forward(x).out));
   }
+  // No cast weight outlives the backward: the next step has new weights.
+  with_autocast(true, false);
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : block->parameters()) parameter.mul_(1.5);
+  }
+  const auto again = with_autocast(true, false);
+  at::autocast::clear_cache();
+  EXPECT_TRUE(torch::equal(again[0], with_autocast(false, false)[0]));
 }
 
 TEST(Checkpoint, FrozenParametersAndInputs) {
