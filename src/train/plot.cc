@@ -56,7 +56,7 @@ Curves curves_of(const std::vector<Json>& lines) {
 // lags behind its points.
 Points smoothed(const Points& points) {
   const auto n = static_cast<int64_t>(points.size());
-  const int64_t half = std::max<int64_t>(1, n / 50);
+  const int64_t half = std::max<int64_t>(1, n / 30);
   Points out;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t reach = std::min({half, i, n - 1 - i});
@@ -126,9 +126,9 @@ std::string script_of(const Curves& curves, const std::string& png) {
       << "unset mytics\nset format y '%g'\nset ytics (" <<
       [&] {
         const double span = high - low;
-        const double step = span > 4     ? 1.0
-                            : span > 1.6 ? 0.5
-                            : span > 0.8 ? 0.2
+        const double step = span > 6     ? 1.0
+                            : span > 2.4 ? 0.5
+                            : span > 1.2 ? 0.2
                             : span > 0.3 ? 0.1
                                          : 0.05;
         std::ostringstream tics;
@@ -166,8 +166,8 @@ std::string script_of(const Curves& curves, const std::string& png) {
         << " nohead dt (12,8) lw 1.8 lc rgb '#8a8a8a'\n"
         << "set label " << label << " \"" << name << " " << std::fixed
         << std::setprecision(3) << value << std::defaultfloat
-        << std::setprecision(10) << "\" at graph 0.02, first " << value
-        << " offset 0,0.6 left font ',15' tc rgb '#6a6a6a'\n";
+        << std::setprecision(10) << "\" at graph 0.985, first " << value
+        << " offset 0,0.6 right font ',15' tc rgb '#6a6a6a'\n";
   }
   out << "plot $train with lines lw 1.2 lc rgb '#904c8ed9' notitle, "
          "$smooth with lines lw 3 lc rgb '#1f6fc4' title 'training', "
