@@ -87,6 +87,21 @@ std::string quoted(const std::string& text) {
   return out;
 }
 
+// A log axis of losses spans less than a decade: round values at even steps.
+std::string tics_of(double low, double high) {
+  const double span = high - low;
+  double step = 1.0;
+  if (span <= 6) step = 0.5;
+  if (span <= 2.4) step = 0.2;
+  if (span <= 1.2) step = 0.1;
+  if (span <= 0.3) step = 0.05;
+  std::ostringstream tics;
+  for (double t = std::ceil(low / step) * step; t <= high; t += step) {
+    tics << (tics.tellp() > 0 ? ", " : "") << t;
+  }
+  return tics.str();
+}
+
 std::string script_of(const Curves& curves, const std::string& png) {
   double first = 0, last = 0;
   double low = std::numeric_limits<double>::infinity(), high = 0;
@@ -120,23 +135,8 @@ std::string script_of(const Curves& curves, const std::string& png) {
       << "set ylabel 'loss (nats a token)' tc rgb '#333333' offset 0.5\n"
       << "set key top right spacing 1.3 samplen 2.5 tc rgb '#333333'\n"
       << "set xrange [" << first << ":" << std::max(last, 1.0) << "]\n"
-      << "set logscale y\nset yrange [" << low << ":" << high
-      << "]\n"
-      // A log axis spans less than a decade here: round values at even steps.
-      << "unset mytics\nset format y '%g'\nset ytics (" <<
-      [&] {
-        const double span = high - low;
-        const double step = span > 6     ? 1.0
-                            : span > 2.4 ? 0.5
-                            : span > 1.2 ? 0.2
-                            : span > 0.3 ? 0.1
-                                         : 0.05;
-        std::ostringstream tics;
-        for (double t = std::ceil(low / step) * step; t <= high; t += step) {
-          tics << (tics.tellp() > 0 ? ", " : "") << t;
-        }
-        return tics.str();
-      }()
+      << "set logscale y\nset yrange [" << low << ":" << high << "]\n"
+      << "unset mytics\nset format y '%g'\nset ytics (" << tics_of(low, high)
       << ")\n";
   std::ostringstream title;
   title << std::fixed << std::setprecision(3);
