@@ -102,8 +102,6 @@ struct LoadedModel {
 // tensor's name. The model has the file's dtype and is in training mode, as a
 // new one; no random number is drawn.
 Result<LoadedModel> load_model(const std::string& folder);
-// Only config.json and the shapes of model.safetensors: for `info`.
-// (Use model_config_from_json and SafetensorsFile.)
 
 struct GenerateOptions {
   int64_t tokens = 200;
