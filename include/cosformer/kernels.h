@@ -110,9 +110,10 @@ Status linear_attention_backward(
     const View4& dv, const LinearStateView& d_state_in, Executor& executor);
 
 // One token a row, in place: adds the key and value at each row's
-// state.position (masked keys are skipped), answers the query at the same
-// position, advances position. Always causal: inputs.state, starts and packing
-// must be empty. q_len = kv_len = 1.
+// state.position, answers the query at the same position, advances position. A
+// masked key is skipped, and the position of its row stays: it follows the last
+// real key. Always causal: inputs.state, starts and packing must be empty.
+// q_len = kv_len = 1.
 Status linear_attention_decode_step(const LinearAttentionOptions& options,
                                     const LinearAttentionInputs& inputs,
                                     const LinearStateView& state,

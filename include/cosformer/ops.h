@@ -82,7 +82,8 @@ std::tuple<at::Tensor, std::optional<LinearState>> cosformer_attention(
     const LinearAttentionArgs& args);
 
 // One token a row: q [rows, 1, heads, dim], ... ; updates state in place (no
-// autograd) and returns out [rows, 1, heads, value_dim].
+// autograd) and returns out [rows, 1, heads, value_dim]. A key that
+// args.key_mask hides is skipped, and the position of its row stays.
 at::Tensor linear_attention_decode_step_(const at::Tensor& q,
                                          const at::Tensor& k,
                                          const at::Tensor& v,

@@ -193,7 +193,7 @@ def linear_attention_with_denominator(
     rotary_interleaved: bool = False,
     eps: float = 1e-6,
 ) -> tuple[Tensor, LinearState | None, Tensor]:
-    """As :func:`linear_attention`, and what each row was divided by, for monitoring.
+    """As :func:`linear_attention`, and each row's sum of weights, for monitoring.
 
     Returns:
         ``(out, state or None, denominator)``; denominator: [batch, q_len, heads], the sums before
@@ -295,7 +295,8 @@ def linear_attention_decode_step_(
         k: [rows, 1, kv_heads, head_dim].
         v: [rows, 1, kv_heads, value_dim].
         state: changed in place; ``state.clone()`` keeps a copy.
-        key_mask: bool [rows, 1], False = the row's key is skipped.
+        key_mask: bool [rows, 1], False = the row's key is skipped and its position stays.
+        query_mask: bool [rows, 1], False = the row's output is exactly 0.
 
     Returns:
         [rows, 1, heads, value_dim]. No gradients: inputs that require one are an error while
