@@ -31,7 +31,8 @@ demo: setup $(BUILD)/build.ninja
 
 test: build
 	cd $(BUILD) && ctest --output-on-failure -j 1
-	$(if $(filter torch-free asan tsan,$(PRESET)),,$(PYTHON) -m pytest -q tests)
+	$(if $(filter torch-free asan tsan,$(PRESET)),,COSFORMER_BUILD=$(CURDIR)/$(BUILD) \
+	  COSFORMER_LIBRARY=$(CURDIR)/$(BUILD)/python/libcosformer_torch.so $(PYTHON) -m pytest -q tests)
 
 bench: build
 	@tools/bench.sh $(BUILD)
@@ -55,4 +56,5 @@ docs: setup
 	@echo "build/docs/index.html"
 
 clean:
+	@mkdir -p build
 	find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +

@@ -33,7 +33,9 @@ if(COSFORMER_TORCH)
     execute_process(COMMAND ${COSFORMER_PYTHON} -c "import torch.utils as u, torch; print(torch.utils.cmake_prefix_path)"
       OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
     if(torch_missing)
-      message(FATAL_ERROR "No PyTorch in ${COSFORMER_PYTHON}. Run `tools/setup.sh` (or `pip install torch==2.13.0`), "
+      set(found ${COSFORMER_PYTHON})
+      unset(COSFORMER_PYTHON CACHE)  # look again once torch is installed
+      message(FATAL_ERROR "No PyTorch in ${found}. Run `tools/setup.sh` (or `pip install torch==2.13.0`), "
         "or configure the torch-free part alone with -DCOSFORMER_TORCH=OFF.")
     endif()
     list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})

@@ -7,10 +7,11 @@ data=${2:-}
 
 if [[ -z $data ]]; then
   # Where this compiler keeps <vector>.
-  vector=$(echo '#include <vector>' | "${CXX:-c++}" -x c++ -M - | tr ' ' '\n' | grep -m1 '/vector$') || {
+  vector=$(echo '#include <vector>' | "${CXX:-c++}" -x c++ -M - | tr ' ' '\n' | awk '/\/vector$/ && !n++')
+  if [[ -z $vector ]]; then
     echo "demo: found no <vector> through ${CXX:-c++}; give a text file or folder: make demo DATA=path" >&2
     exit 1
-  }
+  fi
   data=$(dirname "$vector")
 fi
 

@@ -54,25 +54,41 @@ fi
 
 # --- Python packages ---
 venv=$root/build/venv
-# requirements.txt was installed as it stands now?
-stamp=$venv/.requirements
+pinned=$(sed -n 's/^torch==//p' "$root/tools/requirements.txt")
+# The torch of an interpreter, if it is of the pinned release (2.13.x for 2.13.0).
+torch_of() {
+  "$1" -c "import torch; print(torch.__version__)" 2>/dev/null | grep -E "^${pinned%.*}\\." || true
+}
+
+stamp=$venv/.requirements # requirements.txt as it was installed
 if ! cmp -s "$root/tools/requirements.txt" "$stamp"; then
-  if [[ ! -x $venv/bin/python3 ]]; then
+  if ! "$venv/bin/python3" -m pip --version >/dev/null 2>&1; then
     options=()
-    if python3 -c 'import torch' 2>/dev/null; then
+    if [[ -n $(torch_of python3) ]]; then
       options=(--system-site-packages)
-      say "using the torch that $(command -v python3) has"
+      say "using the torch $(torch_of python3) that $(command -v python3) has"
     fi
     say "creating build/venv"
     mkdir -p "$root/build"
+    rm -rf "$venv"
     python3 -m venv "${options[@]}" "$venv"
   fi
-  wanted=$root/tools/requirements.txt
-  if "$venv/bin/python3" -c 'import torch' 2>/dev/null; then
-    wanted=$(mktemp)
+  wanted=$(mktemp)
+  if [[ -n $(torch_of "$venv/bin/python3") ]]; then
     grep -v '^torch==' "$root/tools/requirements.txt" >"$wanted"
+  else
+    cp "$root/tools/requirements.txt" "$wanted"
   fi
-  say "installing Python packages into build/venv (about 1 GB, mostly torch)"
+  say "installing Python packages into build/venv (about 1 GB with a CPU build of torch)"
   "$venv/bin/python3" -m pip install -q --disable-pip-version-check -r "$wanted" 2> >(grep -v WARNING >&2)
+  rm -f "$wanted"
+  # A CUDA build of torch only configures where CUDA's compiler is.
+  cuda=$("$venv/bin/python3" -c 'import torch; print(torch.version.cuda or "")')
+  if [[ -n $cuda ]] && ! command -v nvcc >/dev/null; then
+    say "found a torch built for CUDA $cuda and no nvcc, expected a CPU build of torch: install it with"
+    say "  build/venv/bin/pip install --force-reinstall torch==$pinned    (from PyTorch's own index of CPU builds)"
+    say "and run this again"
+    exit 1
+  fi
   cp "$root/tools/requirements.txt" "$stamp"
 fi
