@@ -79,7 +79,7 @@ def main() -> int:
                 if folder in TORCH_FREE and TORCH.match(match[1]):
                     findings.append(f"{where}: {folder} is torch-free but includes {match[1]}")
                 target = target_of(match[1])
-                if target is not None and target not in ALLOWED[folder]:
+                if target not in ALLOWED[folder] | {folder, None}:
                     findings.append(
                         f"{where}: {folder} may include {', '.join(sorted(ALLOWED[folder]))}, "
                         f"not {target} ({match[1]})"
