@@ -242,6 +242,17 @@ void make_state_in(const Point& point, Random& random, Problem& problem) {
   problem.state = rounded;
 }
 
+bool sees_a_key(const Problem& problem, const AttentionRow& row, int64_t i) {
+  for (int64_t j = 0; j < row.kv_len; ++j) {
+    if (problem.options.is_causal && row.kv_start + j > row.q_start + i)
+      return false;
+    const size_t at = static_cast<size_t>(row.batch * problem.k.size()[1] +
+                                          row.kv_offset + j);
+    if (problem.key_mask.empty() || problem.key_mask[at] != 0) return true;
+  }
+  return false;
+}
+
 void hide_junk(Random& random, Problem& problem) {
   for (int64_t b = 0; b < problem.k.size()[0]; ++b) {
     for (int64_t j = 0; j < problem.k.size()[1]; ++j) {
@@ -257,6 +268,14 @@ void hide_junk(Random& random, Problem& problem) {
         fill_with_junk(problem.q, b, i, random);
         fill_with_junk(problem.d_out, b, i, random);
       }
+    }
+  }
+  for (int64_t r = 0; r < problem.rows() && !problem.state; ++r) {
+    const AttentionRow row = attention_row(problem.inputs(), r);
+    for (int64_t i = 0; i < row.q_len; ++i) {
+      if (sees_a_key(problem, row, i)) continue;
+      fill_with_junk(problem.q, row.batch, row.q_offset + i, random);
+      fill_with_junk(problem.d_out, row.batch, row.q_offset + i, random);
     }
   }
   if (!problem.options.is_causal || problem.return_state) return;

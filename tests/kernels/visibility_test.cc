@@ -353,26 +353,47 @@ TEST(LinearVisibility, NonCausalNanReachesEveryRowOfItsBatchRowAndHead) {
 }
 
 TEST(LinearVisibility, FullyMaskedRowsAreZeroWithZeroGradients) {
+  for (const char* call :
+       {"causal=0", "causal=1", "causal=1 starts=negative"}) {
+    for_all(str_cat("batch=2 q_len=70 kv_len=66 kv_heads=2 value_dim=9 ", call),
+            [](Problem p) {
+              p.key_mask.assign(2 * 66, 1);
+              std::fill_n(p.key_mask.begin(), 66, 0);
+              // What a row that sees nothing holds has no effect either.
+              for (int64_t s : {5, 65}) {
+                fill_token(p.q, 0, s, s == 5 ? kNan : kInf);
+                fill_token(p.d_out, 0, s + 1, kNan);
+              }
+              fill_token(p.k, 0, 0, kNan);
+              fill_token(p.v, 0, 65, kNan);
+              const Outputs o = run_all(p);
+              EXPECT_TRUE(all_zero(values_of(o.out, 0, 0, 70)));
+              EXPECT_TRUE(all_zero(values_of(o.dq, 0, 0, 70)));
+              EXPECT_TRUE(all_zero(values_of(o.dk, 0, 0, 66)));
+              EXPECT_TRUE(all_zero(values_of(o.dv, 0, 0, 66)));
+              EXPECT_TRUE(all_finite(values_of(o.out, 1, 0, 70)));
+              EXPECT_FALSE(all_zero(values_of(o.out, 1, 0, 70)));
+            });
+  }
+}
+
+// A state whose keys were all masked shows a query as little as none does.
+TEST(LinearVisibility, RowsBehindAStateWithoutKeysAreZero) {
   for (const char* causal : {"causal=0", "causal=1"}) {
-    for_all(
-        str_cat("batch=2 q_len=70 kv_len=66 kv_heads=2 value_dim=9 ", causal),
-        [](Problem p) {
-          p.key_mask.assign(2 * 66, 1);
-          std::fill_n(p.key_mask.begin(), 66, 0);
-          // What a row that sees nothing holds has no effect either.
-          fill_token(p.q, 0, 5, kNan);
-          fill_token(p.q, 0, 65, kInf);
-          fill_token(p.d_out, 0, 6, kNan);
-          fill_token(p.k, 0, 0, kNan);
-          fill_token(p.v, 0, 65, kNan);
-          const Outputs o = run_all(p);
-          EXPECT_TRUE(all_zero(values_of(o.out, 0, 0, 70)));
-          EXPECT_TRUE(all_zero(values_of(o.dq, 0, 0, 70)));
-          EXPECT_TRUE(all_zero(values_of(o.dk, 0, 0, 66)));
-          EXPECT_TRUE(all_zero(values_of(o.dv, 0, 0, 66)));
-          EXPECT_TRUE(all_finite(values_of(o.out, 1, 0, 70)));
-          EXPECT_FALSE(all_zero(values_of(o.out, 1, 0, 70)));
-        });
+    for_all(str_cat("state=in q_len=20 kv_len=20 kv_heads=2 ", causal),
+            [](Problem p) {
+              p.state->start = p.state->position;
+              for (Tensor* x : {&p.state->kv_state, &p.state->k_sum})
+                for (int64_t i = 0; i < x->numel(); ++i) x->set(0, 0, 0, i, 0);
+              p.key_mask.assign(20, 0);
+              fill_token(p.q, 0, 0, kNan);
+              fill_token(p.q, 0, 11, kInf);
+              const Outputs o = run_forward(p, serial_executor());
+              ASSERT_TRUE(o.status.ok()) << o.status.message();
+              EXPECT_TRUE(all_zero(o.out.values()));
+              const Outputs reference = run_reference(p);
+              EXPECT_TRUE(all_zero(reference.out.values()));
+            });
   }
 }
 

@@ -186,7 +186,7 @@ struct Keys {
        int64_t head)
       : features(static_cast<size_t>(row.kv_len)),
         values(static_cast<size_t>(row.kv_len)),
-        has_state(call.inputs.state.kv_state != nullptr) {
+        has_state(row.state_position > row.state_start) {
     for (int64_t j = 0; j < row.kv_len; ++j) {
       if (!call.key_is_real(row, j)) continue;
       features[static_cast<size_t>(j)] =
@@ -198,14 +198,15 @@ struct Keys {
     kv_state = load_block(call.inputs.state.kv_state, call.accumulator,
                           call.kv_state_at(row_index, head),
                           call.features * call.value_dim);
-    k_sum = load_block(has_state ? call.inputs.state.k_sum : nullptr,
-                       call.accumulator, call.k_sum_at(row_index, head),
-                       call.features);
+    k_sum = load_block(
+        call.inputs.state.kv_state != nullptr ? call.inputs.state.k_sum
+                                              : nullptr,
+        call.accumulator, call.k_sum_at(row_index, head), call.features);
   }
 
   std::vector<Features> features;
   std::vector<Doubles> values;
-  bool has_state;
+  bool has_state;  // one that holds keys
   Doubles kv_state, k_sum;
 };
 

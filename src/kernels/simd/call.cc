@@ -55,7 +55,7 @@ Unit make_unit(const LinearCall& call, int64_t row_index, int64_t head) {
   unit.visible_from = first == row.kv_len ? kNever
                       : causal            ? row.kv_start + first
                                           : kAlways;
-  if (call.inputs.state.kv_state != nullptr || call.wants_d_state())
+  if (row.state_position > row.state_start || call.wants_d_state())
     unit.visible_from = kAlways;
   unit.seen_until = last == 0 ? kAlways : causal ? row.q_start + last : kNever;
   if (call.has_d_state_out()) unit.seen_until = kNever;
@@ -93,11 +93,8 @@ Slots query_slots(const LinearCall& call, const Unit& unit, int64_t position,
   const uint8_t* mask = call.inputs.query_mask;
   if (mask != nullptr) mask += unit.row.batch * call.inputs.query_mask_stride;
   Slots s = slots(unit.row.q_start, unit.row.q_len, mask, position, n);
-  if (unit.visible_from > position) {
-    const int64_t hidden =
-        unit.visible_from - position >= n ? n : unit.visible_from - position;
-    s.real &= ~bits(0, hidden);
-  }
+  s.real &= ~bits(
+      0, std::clamp(unit.visible_from, position, position + n) - position);
   return s;
 }
 
