@@ -61,6 +61,9 @@ Status linear_attention_forward(const LinearAttentionOptions& options,
       kWhere, "out", out,
       {inputs.q.size[0], inputs.q.size[1], inputs.q.size[2], inputs.v.size[3]},
       inputs.q.dtype));
+  if (state_out.kv_state != nullptr && state_out.k_sum == nullptr) {
+    return invalid_argument(kWhere, ": state_out has kv_state but no k_sum");
+  }
   const Result<Isa> isa = chosen_isa();
   COSFORMER_RETURN_IF_ERROR(isa.status());
   simd::LinearCall call(options, inputs);

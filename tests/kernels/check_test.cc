@@ -368,6 +368,12 @@ TEST(CheckViews, NameTheTensorAndWhatIsWrong) {
   testing::Tensor wide({1, 3, 1, 9}, DType::kFloat32);
   testing::Tensor other({1, 3, 1, 8}, DType::kFloat64);
   EXPECT_EQ(forward(right.view()), "");
+  testing::Tensor half_a_state({1, 1, 8, 8}, DType::kFloat32);
+  EXPECT_EQ(
+      linear_attention_forward(p.options, p.inputs(), right.view(), nullptr,
+                               {half_a_state.view().data}, serial_executor())
+          .message(),
+      "linear_attention: state_out has kv_state but no k_sum");
   EXPECT_EQ(forward(wide.view()),
             "linear_attention: out has size [1, 3, 1, 9], expected [1, 3, 1, "
             "8]");
