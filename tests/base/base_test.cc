@@ -1,6 +1,7 @@
 #include "cosformer/base.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <array>
 #include <atomic>
@@ -73,6 +74,21 @@ TEST(Executor, SerialRunsInOrderOnThreadZero) {
   });
   EXPECT_EQ(order, (std::vector<int64_t>{0, 1, 2, 3, 4}));
   EXPECT_EQ(serial_executor().num_threads(), 1);
+}
+
+TEST(Executor, FewerThreadsThanAskedForAreNoError) {
+  pthread_attr_t before, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&before), 0);
+  ASSERT_EQ(pthread_attr_init(&huge), 0);
+  // No address space holds such a stack: no thread can be made.
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 50), 0);
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  const auto pool = make_thread_pool(3);
+  ASSERT_EQ(pthread_setattr_default_np(&before), 0);
+  EXPECT_EQ(pool->num_threads(), 1);
+  int64_t runs = 0;
+  pool->run(10, [&runs](int64_t, int) { ++runs; });
+  EXPECT_EQ(runs, 10);
 }
 
 TEST(Executor, ZeroThreadsMeansEveryCoreOfTheProcess) {
