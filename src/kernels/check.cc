@@ -303,9 +303,12 @@ Status check_row(const LinearAttentionOptions& options,
   COSFORMER_RETURN_IF_ERROR(check_position("q_start", row, r.q_start));
   COSFORMER_RETURN_IF_ERROR(check_position("kv_start", row, r.kv_start));
   const int64_t first_query = r.q_start, last_query = r.q_start + r.q_len - 1;
-  COSFORMER_RETURN_IF_ERROR(check_position("last query", row, last_query));
-  COSFORMER_RETURN_IF_ERROR(
-      check_position("last key", row, r.kv_start + r.kv_len - 1));
+  if (r.q_len > 0)
+    COSFORMER_RETURN_IF_ERROR(check_position("last query", row, last_query));
+  if (r.kv_len > 0) {
+    COSFORMER_RETURN_IF_ERROR(
+        check_position("last key", row, r.kv_start + r.kv_len - 1));
+  }
 
   const bool state_keys = r.state_position > r.state_start;
   if (options.reweight_len == 0 || r.q_len == 0 ||

@@ -357,6 +357,12 @@ TEST(CheckReach, CountsTheKeysOfAStateAndPaddingButNoEmptyState) {
   EXPECT_FALSE(check_linear_attention(padded.options, padded.inputs()).ok());
 }
 
+TEST(CheckReach, AnEmptySequenceHasNoLastPosition) {
+  Problem p = make_problem(*parse_point("q_len=0 kv_len=0"));
+  p.q_start = p.kv_start = {-(int64_t{1} << 53)};
+  EXPECT_TRUE(check_linear_attention(p.options, p.inputs()).ok());
+}
+
 TEST(CheckViews, NameTheTensorAndWhatIsWrong) {
   const Problem p = make_problem(*parse_point("q_len=3 kv_len=3"));
   const auto forward = [&](const View4& out) {
