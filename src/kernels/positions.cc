@@ -36,9 +36,11 @@ struct Float16 {
 };
 
 // Sines and cosines of position x base^(-2c/dim), c in [0, dim/2). A position
-// is 64 a + b: both parts are evaluated exactly and put together by the
-// addition theorem in double, so that a run of positions costs few calls of
-// sin, and a position's values do not depend on the run it is in.
+// is 64 a + b: the angle of each part is rounded once and both are put together
+// by the addition theorem in double, so that a run of positions costs few calls
+// of sin, and a position's values do not depend on the run it is in. Far out
+// this is as near the true angle as position x frequency, rounded, which the
+// attention kernels use, but not the same number.
 class AngleTable {
  public:
   AngleTable(int64_t dim, double base)
