@@ -109,12 +109,18 @@ at::Tensor decode_step_autograd(const DecodeCall& call, const StateSpec& spec) {
          "updates its state in place and has no gradient: call it under "
          "torch.no_grad(), or use linear_attention with return_state");
   }
+  at::AutoDispatchBelowAutograd below;
+  return call_decode_step(call, spec);
+}
+
+at::Tensor decode_step_in_place(const DecodeCall& call, const StateSpec& spec) {
+  for (const at::Tensor* tensor :
+       {&call.kv_state, &call.k_sum, &call.position}) {
+    // Tensors made in inference mode have no version: nothing can save them.
+    if (!tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
+  }
   at::AutoDispatchBelowADInplaceOrView below;
-  at::Tensor out = call_decode_step(call, spec);
-  call.kv_state.unsafeGetTensorImpl()->bump_version();
-  call.k_sum.unsafeGetTensorImpl()->bump_version();
-  call.position.unsafeGetTensorImpl()->bump_version();
-  return out;
+  return call_decode_step(call, spec);
 }
 
 }  // namespace cosformer::ops

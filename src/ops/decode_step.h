@@ -53,6 +53,8 @@ at::Tensor decode_step_cpu(const DecodeCall& call, const StateSpec& spec);
 at::Tensor decode_step_meta(const DecodeCall& call, const StateSpec& spec);
 at::Tensor decode_step_portable(const DecodeCall& call, const StateSpec& spec);
 at::Tensor decode_step_autograd(const DecodeCall& call, const StateSpec& spec);
+// Tells autograd, also in inference mode, that the state changes.
+at::Tensor decode_step_in_place(const DecodeCall& call, const StateSpec& spec);
 at::Tensor decode_step_autocast(const DecodeCall& call, const StateSpec& spec);
 
 }  // namespace cosformer::ops

@@ -164,6 +164,10 @@ TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
   m.impl("apply_rotary", TORCH_FN(rotary_autograd));
 }
 
+TORCH_LIBRARY_IMPL(cosformer, ADInplaceOrView, m) {
+  implement_decode_step<decode_step_in_place>(m);
+}
+
 TORCH_LIBRARY_IMPL(cosformer, AutocastCPU, m) {
   implement_forward<forward_autocast>(m);
   implement_decode_step<decode_step_autocast>(m);
