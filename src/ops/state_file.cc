@@ -97,29 +97,17 @@ class AtomicFile {
   bool committed_ = false;
 };
 
-// The file's bytes behind error messages that name it.
+// Parts of the file behind error messages that name it. Nothing is read, and no
+// memory taken, beyond what the file's size allows.
 class StateReader {
  public:
-  explicit StateReader(std::string_view path) : path_(path) {
+  explicit StateReader(std::string_view path)
+      : path_(path), file_(::open(path_.c_str(), O_RDONLY | O_NONBLOCK)) {
     struct stat status{};
-    const int descriptor = ::open(path_.c_str(), O_RDONLY | O_NONBLOCK);
-    if (descriptor < 0) bad("cannot be opened: ", errno_text());
-    const bool regular =
-        ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
-    if (regular) bytes_.resize(static_cast<size_t>(status.st_size));
-    size_t done = 0;
-    ssize_t count = 1;
-    while (regular && done < bytes_.size() && count > 0) {
-      count = ::read(descriptor, bytes_.data() + done, bytes_.size() - done);
-      if (count < 0 && errno == EINTR)
-        count = 1;
-      else if (count > 0)
-        done += static_cast<size_t>(count);
-    }
-    const std::string reason = count < 0 ? errno_text() : "it became shorter";
-    ::close(descriptor);
-    if (!regular) bad("is no regular file");
-    if (done < bytes_.size()) bad("cannot be read: ", reason);
+    if (file_.descriptor < 0) bad("cannot be opened: ", errno_text());
+    if (::fstat(file_.descriptor, &status) != 0 || !S_ISREG(status.st_mode))
+      bad("is no regular file");
+    size_ = static_cast<uint64_t>(status.st_size);
     parse_header();
   }
 
@@ -179,18 +167,24 @@ class StateReader {
           data_bytes(), " bytes, expected ", bytes, " bytes inside");
     }
     used_ += bytes;
+    places_.emplace(begin, end);
     at::Tensor result = at::empty(shape, type);
-    if (bytes > 0) {
-      std::memcpy(result.mutable_data_ptr(), bytes_.data() + data_ + begin,
-                  bytes);
-    }
+    if (bytes > 0) read(data_ + begin, result.mutable_data_ptr(), bytes);
     return result;
   }
 
-  // After the last tensor: nothing but them.
+  // After the last tensor: nothing but them, one behind the other.
   void check_complete() const {
     if (used_ != data_bytes()) {
       bad("has ", data_bytes(), " bytes of data, its tensors take ", used_);
+    }
+    uint64_t end = 0;
+    for (const auto& [from, to] : places_) {
+      if (from != end) {
+        bad("has a tensor at byte ", from, ", expected it at ", end,
+            ": tensors follow one another");
+      }
+      end = to;
     }
   }
 
@@ -200,20 +194,44 @@ class StateReader {
   }
 
  private:
-  uint64_t data_bytes() const { return bytes_.size() - data_; }
+  struct File {
+    explicit File(int d) : descriptor(d) {}
+    ~File() {
+      if (descriptor >= 0) ::close(descriptor);
+    }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    const int descriptor;
+  };
+
+  uint64_t data_bytes() const { return size_ - data_; }
+
+  void read(uint64_t at, void* to, uint64_t bytes) const {
+    uint64_t done = 0;
+    while (done < bytes) {
+      const ssize_t count =
+          ::pread(file_.descriptor, static_cast<char*>(to) + done, bytes - done,
+                  static_cast<off_t>(at + done));
+      if (count < 0 && errno == EINTR) continue;
+      if (count <= 0) {
+        bad("cannot be read: ", count < 0 ? errno_text() : "it became shorter");
+      }
+      done += static_cast<uint64_t>(count);
+    }
+  }
 
   void parse_header() {
     uint64_t length = 0;
-    if (bytes_.size() < sizeof(length)) {
-      bad("has ", bytes_.size(),
+    std::array<unsigned char, sizeof(length)> prefix;
+    if (size_ < sizeof(length)) {
+      bad("has ", size_,
           " bytes, too short for a state: truncated or not a state file");
     }
-    for (int i = 7; i >= 0; --i)
-      length = length << 8 | static_cast<unsigned char>(bytes_[i]);
-    if (length > kMaxHeader || length > bytes_.size() - sizeof(length)) {
+    read(0, prefix.data(), sizeof(length));
+    for (int i = 7; i >= 0; --i) length = length << 8 | prefix[i];
+    if (length > kMaxHeader || length > size_ - sizeof(length)) {
       bad("announces a header of ", length, " bytes, has ",
-          bytes_.size() - sizeof(length),
-          " left: truncated or not a state file");
+          size_ - sizeof(length), " left: truncated or not a state file");
     }
     data_ = sizeof(length) + length;
     std::set<std::string> seen;
@@ -226,8 +244,9 @@ class StateReader {
       }
       return true;
     };
-    const char* begin = bytes_.data() + sizeof(length);
-    header_ = Json::parse(begin, begin + length, callback,
+    std::string text(length, '\0');
+    read(sizeof(length), text.data(), length);
+    header_ = Json::parse(text, callback,
                           /*allow_exceptions=*/false);
     if (!header_.is_object()) bad("has a header that is not a JSON object");
     if (!duplicate.empty()) bad("names '", duplicate, "' twice");
@@ -243,9 +262,9 @@ class StateReader {
   }
 
   std::string path_;
-  std::vector<char> bytes_;
-  size_t data_ = 0;
-  uint64_t used_ = 0;
+  File file_;
+  uint64_t size_ = 0, data_ = 0, used_ = 0;
+  std::multiset<std::pair<uint64_t, uint64_t>> places_;  // of the tensors' bytes
   Json header_;
   const Json* metadata_ = nullptr;
 };
