@@ -29,8 +29,8 @@ class LinearState(NamedTuple):
     rotary_interleaved: bool = False
 
     def clone(self) -> LinearState:
-        """A copy that later in-place steps do not touch."""
-        return self._map(torch.Tensor.clone)
+        """A contiguous copy that later in-place steps do not touch."""
+        return self._map(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
 
     def detach(self) -> LinearState:
         """The same memory, cut from the graph: for truncated back-propagation."""
@@ -38,7 +38,7 @@ class LinearState(NamedTuple):
 
     def select(self, rows: Tensor | Sequence[int]) -> LinearState:
         """Rows by index (int64 [new rows], repeats allowed): beam search, batching."""
-        rows = torch.as_tensor(rows, device=self.kv_state.device)
+        rows = torch.as_tensor(rows, dtype=torch.int64, device=self.kv_state.device)
         return self._map(lambda tensor: tensor.index_select(0, rows))
 
     def to(self, *args, **kwargs) -> LinearState:

@@ -265,6 +265,9 @@ BAD_HEADERS = {
     "kv_state has a bad shape": set_item("kv_state", "shape", value=[-2, 2, 8, 4]),
     "kv_state lies at": set_item("kv_state", "data_offsets", value=[0, 2**63]),
     "malformed entry": set_item("kv_state", value=7),
+    "has a tensor at byte": lambda header: set_item(
+        "start", "data_offsets", value=header["position"]["data_offsets"]
+    )(header),
     "unknown tensor 'extra'": set_item(
         "extra", value={"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     ),
@@ -298,6 +301,11 @@ def test_a_truncated_missing_or_foreign_state_file_is_an_error(tmp_path):
         with pytest.raises(RuntimeError, match="LinearState::load"):
             LinearState.load(path)
     path.write_bytes(whole + b"x")
+    with pytest.raises(RuntimeError, match="its tensors take"):
+        LinearState.load(path)
+    # A size that no memory has: found out before anything is read.
+    path.write_bytes(whole)
+    os.truncate(path, 2**42)
     with pytest.raises(RuntimeError, match="its tensors take"):
         LinearState.load(path)
     path.write_bytes(struct.pack("<Q", 2**63) + whole[8:])
@@ -399,6 +407,13 @@ def test_packed_sequences_have_a_state_each():
         assert relative(out[row], run(alone, **COSINE)[0][0, -2:]) < 1e-5
 
 
+def test_rows_are_selected_by_any_integers():
+    _, state = run(inputs(batch=3), **COSINE)
+    for rows in ([2, 0], (2, 0), torch.tensor([2, 0], dtype=torch.int16)):
+        equal(state.select(rows), state.select(torch.tensor([2, 0])))
+    assert state.select([]).position.shape == (0,)
+
+
 def test_decode_refuses_gradients_and_other_lengths():
     tensors = inputs(q_len=2)
     _, state = run(tensors, **COSINE)
@@ -412,10 +427,25 @@ def test_decode_refuses_gradients_and_other_lengths():
     strided = state._replace(kv_state=state.kv_state.transpose(2, 3).contiguous().transpose(2, 3))
     with torch.no_grad(), pytest.raises(RuntimeError, match="kv_state is not contiguous"):
         cosformer.linear_attention_decode_step_(*token, strided)
-    # An in-place step invalidates what autograd saved of the state.
+    with torch.no_grad():
+        cosformer.linear_attention_decode_step_(*token, strided.clone())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_step_invalidates_what_autograd_saved_of_the_state(mode):
+    tensors = inputs(q_len=2)
+    _, state = run(tensors, **COSINE)
     leaf = tensors[0].clone().requires_grad_()
     out, _ = run((leaf, *tensors[1:]), state, **COSINE)
-    with torch.no_grad():
-        cosformer.linear_attention_decode_step_(*token, state)
+    with mode():
+        cosformer.linear_attention_decode_step_(*cut(tensors, 0, 1), state)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_a_state_made_in_inference_mode_is_stepped():
+    tensors = inputs(q_len=2)
+    with torch.inference_mode():
+        _, state = run(cut(tensors, 0, 1), **COSINE)
+        out = cosformer.linear_attention_decode_step_(*cut(tensors, 1, 2), state)
+    assert relative(out, run(tensors, **COSINE)[0][:, 1:]) < 1e-12
