@@ -17,10 +17,12 @@ _NO_STATE = (None, None, None, None)
 _NO_SPEC = ("linear", "relu", 0, 0.0, False)
 
 
-def _start(start: int | Tensor | None, q: Tensor) -> Tensor | None:
+def _start(name: str, start: int | Tensor | None, q: Tensor) -> Tensor | None:
     """Starts travel as tensors, so that a compiled step serves every position."""
     if start is None or isinstance(start, Tensor):
         return start
+    if isinstance(start, float):
+        raise TypeError(f"{name} is {start}, expected an int or an int64 tensor")
     return torch.full((), start, dtype=torch.int64, device=q.device)
 
 
@@ -57,8 +59,8 @@ def _linear(
         q,
         k,
         v,
-        _start(q_start, q),
-        _start(kv_start, q),
+        _start("q_start", q_start, q),
+        _start("kv_start", kv_start, q),
         key_mask,
         query_mask,
         cu_seqlens_q,
@@ -361,6 +363,8 @@ def attention_matrix(
         )
     # Attention to unit vectors tells what each key contributes.
     kv_len = k.shape[1]
+    if kv_len == 0:
+        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], 0)
     unit = torch.eye(kv_len, dtype=k.dtype, device=k.device)[None, :, None, :]
     out = linear_attention(
         q,

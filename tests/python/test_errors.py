@@ -146,6 +146,11 @@ def test_attention_matrix_errors():
         cosformer.attention_matrix("cosformer", Q, K)
 
 
+def test_a_float_is_no_start():
+    with pytest.raises(TypeError, match="q_start is 1.5, expected an int or an int64 tensor"):
+        cosformer.linear_attention(*TENSORS, q_start=1.5)
+
+
 def test_rotary_and_sinusoidal_errors():
     x = torch.randn(2, 5, 3, 4)
     positions = torch.zeros(2, 5, dtype=torch.int64)
