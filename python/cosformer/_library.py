@@ -47,7 +47,9 @@ def check_torch_version(library: Path, found: str) -> None:
     record = library.with_suffix(".json")
     try:
         expected = json.loads(record.read_text())["torch"]
-    except (OSError, ValueError, KeyError) as error:
+        if not isinstance(expected, str):
+            raise TypeError(f"torch is {expected!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ImportError(
             f"cosformer: {record}, which records the torch that {library} was built for, "
             f"cannot be read ({error}). Build again with `make build`"

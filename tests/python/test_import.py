@@ -66,7 +66,11 @@ def test_behaviour_37_another_torch(tmp_path):
 
 def test_no_record_of_the_torch_version(tmp_path):
     package = copied_package(tmp_path)
-    copied_library(package / "cosformer").with_suffix(".json").unlink()
+    record = copied_library(package / "cosformer").with_suffix(".json")
+    for text in ("[]", "7", '{"torch": 2}', "{"):
+        record.write_text(text)
+        assert "records the torch that" in import_in(package)
+    record.unlink()
     assert "records the torch that" in import_in(package)
 
 
