@@ -8,12 +8,13 @@
 namespace cosformer::ops {
 namespace {
 
-// q, k and v in the autocast dtype, and autocast off while it lives.
+// q, k and v in the autocast dtype, and autocast off, of every device, while it
+// lives.
 class Cast {
  public:
   Cast(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v)
       : device_(q.device().type()),
-        off_(at::autocast::get_autocast_dispatch_key_from_device_type(device_)),
+        off_(c10::autocast_dispatch_keyset),
         q_(cast(q)),
         k_(cast(k)),
         v_(cast(v)) {}

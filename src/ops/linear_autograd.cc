@@ -174,6 +174,8 @@ class LinearAttentionBackward
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const bool create_graph = c10::GradMode::is_enabled();
     const c10::AutoGradMode grad_mode(true);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
     const SavedCall saved_call(ctx, saved, 3);
     const LinearCall call = saved_call.call();

@@ -312,12 +312,26 @@ def test_behaviour_5_output_dtype_is_input_dtype(dtype):
     assert cosformer.apply_rotary(tensors[0]).dtype == dtype
 
 
+def test_autocast_does_not_reach_into_the_portable_path():
+    tensors = [t.requires_grad_() for t in inputs(q_len=20, dim=8, dtype=torch.float32)]
+
+    out = cosformer.linear_attention(*tensors, feature_map="elu1", **CAUSAL)
+    first = torch.autograd.grad(out.square().sum(), tensors, create_graph=True)
+    loss = sum(g.square().sum() for g in first)
+    expected = torch.autograd.grad(loss, tensors, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(loss, tensors)
+    for a, b in zip(found, expected, strict=True):
+        assert relative(a, b) < 1e-5
+
+
 def test_thread_count_changes_no_bit(two_threads):
-    tensors = inputs(batch=2, q_len=600, heads=3, dim=32, dtype=torch.float32)
+    # One head, long enough to be cut into segments.
+    tensors = inputs(batch=1, q_len=5000, heads=1, dim=32, dtype=torch.float32)
 
     def run():
         leaves = [t.clone().requires_grad_() for t in tensors]
-        out = cosformer.linear_attention(*leaves, is_causal=True, reweight_len=700)
+        out = cosformer.linear_attention(*leaves, is_causal=True, reweight_len=5000)
         out.square().sum().backward()
         return [out, *(leaf.grad for leaf in leaves)]
 
