@@ -82,7 +82,10 @@ BackwardOutputs backward_portable(const LinearGradients& gradients,
       at::empty({0}, call.q.options()), at::empty({0}, call.k.options()),
       at::empty({0}, call.v.options()), at::empty({0}, accumulation),
       at::empty({0}, accumulation)};
-  RecordGradients record;
+  // The gradient of what the forward computed: in its dtypes.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
+  const RecordGradients record;
   const at::Tensor q = leaf(call.q), k = leaf(call.k), v = leaf(call.v);
   const OptionalTensor kv_state = leaf(call.kv_state), k_sum = leaf(call.k_sum);
   const LinearCall traced = call.on(q, k, v, kv_state, k_sum);
@@ -156,8 +159,8 @@ at::Tensor decode_step_portable(const DecodeCall& call, const StateSpec& spec) {
       forward_portable(linear, spec, {/*state=*/true, /*denominator=*/false});
   call.kv_state.copy_(std::get<2>(outputs));
   call.k_sum.copy_(std::get<3>(outputs));
-  // The position advances with every token, masked or not.
-  call.position.add_(1);
+  // The position follows the last real key: a masked one leaves it.
+  call.position.copy_(std::get<5>(outputs));
   return std::get<0>(outputs);
 }
 

@@ -2,8 +2,10 @@
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <limits>
 #include <numbers>
 #include <vector>
 
@@ -47,6 +49,7 @@ class Portable {
   ForwardOutputs forward(Rows rows) const {
     const int64_t kv_heads = rows.k.size(2);
     const int64_t group = rows.q.size(2) / kv_heads;
+    rows.query_mask = seeing(rows);
     if (rows.query_mask)
       rows.q = rows.q.masked_fill(hidden(*rows.query_mask, 2), 0);
     at::Tensor q = phi(rows.q).unflatten(2, {kv_heads, group});
@@ -95,6 +98,26 @@ class Portable {
   }
 
  private:
+  // query_mask without the queries that see no key; whatever they hold, their
+  // output is 0.
+  OptionalTensor seeing(const Rows& rows) const {
+    const at::Tensor places_q = places(rows.q_start, rows.q.size(1));
+    const at::Tensor places_k = places(rows.kv_start, rows.k.size(1));
+    at::Tensor sees = at::zeros_like(places_q, at::kBool);
+    if (rows.k.size(1) > 0) {
+      at::Tensor real =
+          rows.key_mask ? *rows.key_mask : at::ones_like(places_k, at::kBool);
+      const int64_t never = std::numeric_limits<int64_t>::max();
+      const at::Tensor first =
+          places_k.masked_fill(real.logical_not(), never).amin(1, true);
+      sees = call_.is_causal ? places_q >= first
+                             : (first != never).expand_as(places_q);
+    }
+    if (rows.kv_state.defined())
+      sees = sees | (rows.position > rows.start).unsqueeze(1);
+    return rows.query_mask ? *rows.query_mask & sees : sees;
+  }
+
   at::Tensor phi(const at::Tensor& x) const {
     if (call_.feature_map == "relu") return x.relu();
     // elu(x) + 1 without its cancellation for small x.
@@ -278,6 +301,10 @@ at::Tensor start_of(const OptionalTensor& start, const OptionalTensor& fallback,
 ForwardOutputs portable_linear_attention(const LinearCall& call,
                                          bool return_state,
                                          const OptionalTensor& d_out) {
+  // The operator has cast its inputs; what follows keeps the accumulation
+  // dtype.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+      c10::autocast_dispatch_keyset);
   const at::ScalarType dtype = accumulation_dtype(call);
   const at::TensorOptions integers = call.q.options().dtype(at::kLong);
   const int64_t count =

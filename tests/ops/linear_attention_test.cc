@@ -190,21 +190,64 @@ TEST_P(PortableTest, ForwardAndBackwardEqualTheKernels) {
 using PortableDecodeTest = PortableTest;
 TEST_P(PortableDecodeTest, StepEqualsTheKernels) {
   const Tensors t = random_tensors(2, 1, 1, at::kDouble);
+  // The second row's key is masked: its position stays.
+  const OptionalTensor key_mask = at::tensor({1, 0}).view({2, 1}) > 0;
+  const at::Tensor after = *state_position_ + at::tensor({1, 0}, at::kLong);
   std::vector<at::Tensor> results;
   for (const bool portable : {false, true}) {
     at::Tensor kv = kv_state_->clone(), sum = k_sum_->clone(),
                position = state_position_->clone();
     const ops::DecodeCall step{t.q,   t.k,          t.v,           kv,
-                               sum,   position,     *state_start_, none_,
+                               sum,   position,     *state_start_, key_mask,
                                none_, feature_map_, reweight_len_, "sum",
                                1e-6,  rotary_base_, false};
     const at::Tensor out = portable ? ops::decode_step_portable(step, spec())
                                     : ops::decode_step_cpu(step, spec());
-    EXPECT_TRUE(position.equal(*state_position_ + 1));
+    EXPECT_TRUE(position.equal(after));
     results.insert(results.end(), {out, kv, sum});
   }
   for (int i = 0; i < 3; ++i)
     EXPECT_LT(relative(results[3 + i], results[i]), 1e-12);
+}
+
+TEST(Portable, RowsThatSeeNoKeyAreZeroWhateverTheyHold) {
+  Tensors t = random_tensors(2, 6, 6);
+  t.q.select(1, 0).fill_(std::nan(""));
+  const OptionalTensor none,
+      key_mask = (at::arange(6) > 1).expand({2, 6}).contiguous();
+  // The state of a call whose keys were all masked holds none either.
+  const OptionalTensor kv_state = at::zeros({2, 2, 8, 5}),
+                       k_sum = at::zeros({2, 2, 8}),
+                       place = at::zeros({2}, at::kLong);
+  const ops::StateSpec spec{"linear", "relu", 0, 0, false};
+  for (const bool with_state : {false, true}) {
+    const OptionalTensor& at = with_state ? place : none;
+    const ops::LinearCall call{t.q,
+                               t.k,
+                               t.v,
+                               none,
+                               none,
+                               key_mask,
+                               none,
+                               none,
+                               none,
+                               with_state ? kv_state : none,
+                               with_state ? k_sum : none,
+                               at,
+                               at,
+                               "relu",
+                               std::nullopt,
+                               true,
+                               "sum",
+                               1e-6,
+                               std::nullopt,
+                               false};
+    const at::Tensor found =
+        std::get<0>(ops::forward_portable(call, spec, {false, false}));
+    EXPECT_TRUE(found.slice(1, 0, 2).eq(0).all().item<bool>());
+    EXPECT_LT(relative(found, std::get<0>(ops::forward_cpu(call, spec, {}))),
+              1e-5);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Options, PortableTest,
