@@ -46,6 +46,7 @@ void CpuInputs::set_placeholders(const LinearCall& call) {
   const auto placeholder = [this](const at::Tensor& tensor) {
     ConstView4 result;
     result.data = &inputs_;
+    result.dtype = dtype_of(tensor);
     for (int i = 0; i < 4; ++i) result.size[i] = tensor.size(i);
     result.stride = contiguous_strides(result.size);
     return result;
