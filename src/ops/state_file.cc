@@ -264,7 +264,8 @@ class StateReader {
   std::string path_;
   File file_;
   uint64_t size_ = 0, data_ = 0, used_ = 0;
-  std::multiset<std::pair<uint64_t, uint64_t>> places_;  // of the tensors' bytes
+  std::multiset<std::pair<uint64_t, uint64_t>>
+      places_;  // of the tensors' bytes
   Json header_;
   const Json* metadata_ = nullptr;
 };
