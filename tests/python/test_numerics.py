@@ -238,6 +238,11 @@ def test_behaviour_30_twice_is_identical():
     assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
 
 
+def test_the_attention_matrix_of_no_keys():
+    q, k, _ = inputs(q_len=3, kv_len=0, heads=2, kv_heads=1)
+    assert cosformer.attention_matrix("linear", q, k).shape == (2, 2, 3, 0)
+
+
 @pytest.mark.parametrize("kind", ["linear", "cosformer"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_behaviour_44_the_attention_matrix(kind, is_causal):
