@@ -1,4 +1,5 @@
 // The program `cosformer`.
+#include <fcntl.h>
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
@@ -15,7 +16,7 @@ namespace {
 
 constexpr const char* kExamples = R"(Examples:
   cosformer train configs/demo.toml --data book.txt --out runs/book
-  cosformer train configs/demo.toml --out runs/book --resume
+  cosformer train --out runs/book --resume
   cosformer eval runs/book
   cosformer generate runs/book --prompt "Once upon a time" --temperature 0.7
   cosformer info runs/book)";
@@ -91,6 +92,12 @@ int run_program(int argc, char** argv) {
 }  // namespace cosformer::cli
 
 int main(int argc, char** argv) {
+  // Else the first file opened would get a closed descriptor of the three, and
+  // what is meant for stdout or stderr with it. Only for reading: writing to
+  // what the caller closed stays an error.
+  for (int file = 0; file <= 2; ++file) {
+    if (::fcntl(file, F_GETFD) < 0) (void)::open("/dev/null", O_RDONLY);
+  }
   // A closed pipe is an error of the write, with its message.
   std::signal(SIGPIPE, SIG_IGN);
   // So is a file that outgrows its limit.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstring>
 
@@ -17,6 +18,7 @@ static_assert(std::atomic<bool>::is_always_lock_free &&
 
 // Only what a signal handler may do: atomics, write, signal.
 void handle(int signal) {
+  const int before = errno;
   stop.store(true);
   caught.store(signal);
   const char* text = message.load();
@@ -26,6 +28,7 @@ void handle(int signal) {
   for (const int each : {SIGINT, SIGTERM, SIGHUP}) {
     ::signal(each, SIG_DFL);
   }
+  errno = before;
 }
 
 }  // namespace
@@ -34,6 +37,7 @@ const std::atomic<bool>& catch_stop_signals(const char* text) {
   message.store(text);
   struct sigaction action{};
   action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
   for (const int each : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction before{};
     // What nohup ignores stays ignored.

@@ -126,7 +126,10 @@ int train_command(Options options) {
     const bool usage = config.status().code() == StatusCode::kInvalidArgument;
     return fail(config.status(), usage ? kWrongUse : kFailed);
   }
-  if (!options.data.empty()) config->data.path = options.data;
+  if (!options.data.empty()) {
+    config->data.path = options.data;
+    config->overridden.push_back("data.path");
+  }
 
   TrainDisplay display;
   const std::atomic<bool>& stop = catch_stop_signals(
@@ -149,9 +152,10 @@ int train_command(Options options) {
   display.finish();
   if (!report.ok()) return fail(report.status());
   if (report->interrupted) {
+    if (options.json) write_out(report_json(*report, options.out));
     note(str_cat("stopped and saved at step ", report->step, " of ",
-                 config->train.steps, "; go on with: cosformer train ",
-                 config_path(options), " --out ", options.out, " --resume"));
+                 config->train.steps, "; go on with: cosformer train --out ",
+                 options.out, " --resume"));
     return 128 + caught_signal();
   }
   // The run is complete without its plot: say why there is none, no more.

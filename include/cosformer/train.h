@@ -45,6 +45,9 @@ struct RunConfig {
   ModelConfig model;  // vocab_size comes from the tokenizer
   DataConfig data;
   TrainConfig train;
+  // Keys that the user set besides the file ("data.path"); in no file. A
+  // resumed run takes another text or seed only where it is among them.
+  std::vector<std::string> overridden;
 };
 // Errors name file, line, the unknown key and the nearest known one; a wrong
 // type names key, found, expected. overrides: "train.lr=3e-4", values as in

@@ -59,13 +59,12 @@ class Builder {
 
   Status build(const std::string& stem) {
     const bool trains = tokenizer_ == nullptr;
-    const bool scans = inputs_.kind != "bytes" || is_folder_;
+    const bool scans = inputs_.kind != "bytes";  // to bytes all is data
     for (const Source& source : inputs_.sources) total_ += source.size;
     if (scans) total_ *= 2;
     CharacterCollector characters;
     if (scans) {
-      const ScanOptions options{.nul_is_binary = true,
-                                .utf8 = inputs_.kind == "characters",
+      const ScanOptions options{.utf8 = inputs_.kind == "characters",
                                 .skip_binary = is_folder_};
       COSFORMER_RETURN_IF_ERROR(
           scan_sources(options, &inputs_.sources, &characters,
@@ -316,6 +315,10 @@ Result<TokenDataset> TokenDataset::prepare(
     auto impl = std::make_unique<Impl>(
         Impl{std::move(own), std::move(*cache), reused, {}});
     impl->messages = messages_about(impl->cache.manifest);
+    if (!is_folder && !config.extensions.empty()) {
+      impl->messages.push_back(
+          str_cat("data.extensions is not used: '", path, "' is one file"));
+    }
     return impl;
   };
 

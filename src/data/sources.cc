@@ -231,12 +231,10 @@ Result<std::string> scan_file(const Source& source, const ScanOptions& options,
     const int64_t count =
         std::min<int64_t>(text.size() - at, int64_t{kPieceBytes});
     COSFORMER_RETURN_IF_ERROR(text.read(at, count, &piece));
-    if (options.nul_is_binary) {
-      const size_t nul = piece.find('\0');
-      if (nul != std::string::npos) {
-        return str_cat("it has a NUL byte at offset ",
-                       at + static_cast<int64_t>(nul));
-      }
+    const size_t nul = piece.find('\0');
+    if (nul != std::string::npos) {
+      return str_cat("it has a NUL byte at offset ",
+                     at + static_cast<int64_t>(nul));
     }
     if (options.utf8) {
       const int64_t begin = at - static_cast<int64_t>(rest.size());

@@ -62,10 +62,9 @@ class SourceText {
   size_t open_ = 0;
 };
 
-// What makes a file binary: a NUL byte always; with utf8 also bytes that are
+// What makes a file binary: a NUL byte; with utf8 also bytes that are
 // not UTF-8.
 struct ScanOptions {
-  bool nul_is_binary = true;
   bool utf8 = false;
   bool skip_binary = false;  // mark such files; else they are an error
 };

@@ -58,17 +58,21 @@ Result<std::vector<Json>> read_metrics(const std::string& path) {
   return lines;
 }
 
-Status cut_metrics(const std::string& path, int64_t step) {
+Status cut_metrics(const std::string& path, int64_t step,
+                   int64_t evaluated_step) {
   auto lines = read_metrics(path);
   if (!lines.ok()) {
     return lines.status().code() == StatusCode::kNotFound ? Status()
                                                           : lines.status();
   }
   std::string kept;
+  if (step < 0) lines->clear();
   for (const Json& line : *lines) {
     const auto at = line.find("step");
+    const auto type = line.find("type");
+    const bool is_eval = type != line.end() && *type == "eval";
     if (at != line.end() && at->is_number_integer() &&
-        at->get<int64_t>() > step) {
+        at->get<int64_t>() > (is_eval ? evaluated_step : step)) {
       continue;
     }
     kept += line.dump() + "\n";

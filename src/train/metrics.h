@@ -31,8 +31,10 @@ class MetricsLog {
 
 // All lines; one that is broken (the last of a killed process) is left out.
 Result<std::vector<Json>> read_metrics(const std::string& path);
-// Keeps the lines of steps up to `step`, and those without a step.
-Status cut_metrics(const std::string& path, int64_t step);
+// Keeps the lines of steps up to `step`, of evaluations up to `evaluated_step`,
+// and those without a step; below 0 nothing.
+Status cut_metrics(const std::string& path, int64_t step,
+                   int64_t evaluated_step);
 
 }  // namespace cosformer::train_internal
 

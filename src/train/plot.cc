@@ -57,15 +57,16 @@ Curves curves_of(const std::vector<Json>& lines) {
 Points smoothed(const Points& points) {
   const auto n = static_cast<int64_t>(points.size());
   const int64_t half = std::max<int64_t>(1, n / 30);
+  std::vector<long double> sums = {0};  // of the first 0, 1, ... points
+  for (const auto& point : points) sums.push_back(sums.back() + point.second);
   Points out;
   for (int64_t i = 0; i < n; ++i) {
     const int64_t reach = std::min({half, i, n - 1 - i});
-    double sum = 0;
-    for (int64_t j = i - reach; j <= i + reach; ++j) {
-      sum += points[static_cast<size_t>(j)].second;
-    }
-    out.emplace_back(points[static_cast<size_t>(i)].first,
-                     sum / static_cast<double>(2 * reach + 1));
+    const long double sum = sums[static_cast<size_t>(i + reach + 1)] -
+                            sums[static_cast<size_t>(i - reach)];
+    out.emplace_back(
+        points[static_cast<size_t>(i)].first,
+        static_cast<double>(sum / static_cast<long double>(2 * reach + 1)));
   }
   return out;
 }
@@ -77,19 +78,21 @@ void append_block(std::ostringstream& out, const char* name,
   out << "END\n";
 }
 
-// A name inside a double-quoted string of gnuplot, its markup switched off.
+// A string of gnuplot. Single quotes: within double ones it runs `commands`.
 std::string quoted(const std::string& text) {
-  std::string out;
+  std::string out = "'";
   for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
+    if (c == '\'') out += '\'';
     if (c != '\n') out += c;
   }
-  return out;
+  return out + "'";
 }
 
 // A log axis of losses spans less than a decade: round values at even steps.
+// Gnuplot chooses them for the huge losses of a run that diverged.
 std::string tics_of(double low, double high) {
   const double span = high - low;
+  if (!(span <= 20)) return "autofreq";
   double step = 1.0;
   if (span <= 6) step = 0.5;
   if (span <= 2.4) step = 0.2;
@@ -99,7 +102,7 @@ std::string tics_of(double low, double high) {
   for (double t = std::ceil(low / step) * step; t <= high; t += step) {
     tics << (tics.tellp() > 0 ? ", " : "") << t;
   }
-  return tics.str();
+  return str_cat("(", tics.str(), ")");
 }
 
 std::string script_of(const Curves& curves, const std::string& png) {
@@ -126,7 +129,7 @@ std::string script_of(const Curves& curves, const std::string& png) {
   append_block(out, "validation", curves.validation);
   out << "set terminal pngcairo size 1400,900 font 'DejaVu Sans,18' "
          "background rgb 'white'\n"
-      << "set output \"" << quoted(png) << "\"\n"
+      << "set output " << quoted(png) << "\n"
       << "set border 3 lc rgb '#555555' lw 1.5\n"
       << "set tics nomirror out scale 0.6 tc rgb '#333333'\n"
       << "set grid ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
@@ -136,8 +139,8 @@ std::string script_of(const Curves& curves, const std::string& png) {
       << "set key top right spacing 1.3 samplen 2.5 tc rgb '#333333'\n"
       << "set xrange [" << first << ":" << std::max(last, 1.0) << "]\n"
       << "set logscale y\nset yrange [" << low << ":" << high << "]\n"
-      << "unset mytics\nset format y '%g'\nset ytics (" << tics_of(low, high)
-      << ")\n";
+      << "unset mytics\nset format y '%g'\nset ytics " << tics_of(low, high)
+      << "\n";
   std::ostringstream title;
   title << std::fixed << std::setprecision(3);
   title << curves.kind;
@@ -153,8 +156,8 @@ std::string script_of(const Curves& curves, const std::string& png) {
             << static_cast<int64_t>(best->first) << ")";
     }
   }
-  out << "set title \"" << quoted(title.str())
-      << "\" noenhanced font ',20' tc rgb '#222222'\n";
+  out << "set title " << quoted(title.str())
+      << " noenhanced font ',20' tc rgb '#222222'\n";
   int label = 0;
   const std::pair<const char*, double> baselines[] = {
       {"unigram", curves.unigram}, {"bigram", curves.bigram}};

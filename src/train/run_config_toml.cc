@@ -335,6 +335,9 @@ Result<RunConfig> parse_run_config(std::string_view text,
   }
   auto config = run_config_from_json(json);
   if (!config.ok()) return prefixed(name + ": ", config.status());
+  for (const std::string& setting : overrides) {
+    config->overridden.push_back(setting.substr(0, setting.find('=')));
+  }
   const Status valid = validate(*config);
   if (!valid.ok()) return prefixed(name + ": ", valid);
   return config;

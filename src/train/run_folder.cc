@@ -75,16 +75,28 @@ Status sync_tree(const std::string& folder) {
   return sync_folder(folder);
 }
 
-// Puts a folder in another's place at once: no moment without one.
+// Puts a folder in another's place at once, where the file system can: then
+// there is no moment without one. The old one goes when that is on the disk.
 Status swap_in(const std::string& from, const std::string& to) {
-  if (::rename(from.c_str(), to.c_str()) == 0) return {};
+  const std::string parent = fs::path(to).parent_path().string();
+  if (::rename(from.c_str(), to.c_str()) == 0) return sync_folder(parent);
+  std::string old = from;
+  bool done = false;
   if (errno == EEXIST || errno == ENOTEMPTY) {
-    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
-                    RENAME_EXCHANGE) == 0) {
-      return remove_all(from);
+    done = ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(),
+                       RENAME_EXCHANGE) == 0;
+    if (!done && (errno == EINVAL || errno == ENOSYS)) {
+      old = to + ".old" + kTemporary;
+      COSFORMER_RETURN_IF_ERROR(remove_all(old));
+      done = ::rename(to.c_str(), old.c_str()) == 0 &&
+             ::rename(from.c_str(), to.c_str()) == 0;
     }
   }
-  return io_error(from, ": cannot rename to ", to, ": ", strerror(errno));
+  if (!done) {
+    return io_error(from, ": cannot rename to ", to, ": ", strerror(errno));
+  }
+  COSFORMER_RETURN_IF_ERROR(sync_folder(parent));
+  return remove_all(old);
 }
 
 Result<int> take_lock(const std::string& folder) {
@@ -124,14 +136,14 @@ Result<RunFolder> RunFolder::open(const std::string& path, bool resume) {
     return invalid_argument(path, ": a file has this name, expected a folder ",
                             "for the run: choose another --out");
   }
-  fs::create_directories(path, error);
+  const bool created = fs::create_directories(path, error);
   if (error) {
     return io_error(path, ": cannot create this folder: ", error.message(),
                     ": choose another --out");
   }
   auto lock = take_lock(path);
   if (!lock.ok()) return lock.status();
-  RunFolder run(path, *lock);
+  RunFolder run(path, *lock, created);
   const bool holds_run = fs::exists(run.file("config.toml")) ||
                          fs::exists(run.file("metrics.jsonl")) ||
                          !run.steps().empty();
@@ -143,17 +155,23 @@ Result<RunFolder> RunFolder::open(const std::string& path, bool resume) {
         ": go on with it by --resume, or choose another --out");
   }
   COSFORMER_RETURN_IF_ERROR(run.clean());
+  COSFORMER_RETURN_IF_ERROR(run.restore_last());
   return run;
 }
 
 RunFolder::RunFolder(RunFolder&& other) noexcept
-    : path_(std::move(other.path_)), lock_(std::exchange(other.lock_, -1)) {}
+    : path_(std::move(other.path_)),
+      lock_(std::exchange(other.lock_, -1)),
+      created_(other.created_) {}
 
 RunFolder::~RunFolder() {
   if (lock_ < 0) return;
   ::unlink(file(kLock).c_str());
-  ::rmdir(checkpoints().c_str());  // only where empty
-  ::rmdir(path_.c_str());
+  if (created_) {
+    for (const auto& folder : {checkpoints(), file("cache"), path_}) {
+      ::rmdir(folder.c_str());  // only where empty
+    }
+  }
   ::close(lock_);
 }
 
@@ -208,7 +226,6 @@ Status RunFolder::save(
     fs::remove_all(temporary, error);
     return status;
   }
-  COSFORMER_RETURN_IF_ERROR(sync_folder(checkpoints()));
   COSFORMER_RETURN_IF_ERROR(link("last", step));
   return is_best ? link("best", step) : Status();
 }
@@ -217,12 +234,32 @@ Status RunFolder::link(const std::string& name, int64_t step) {
   const std::string path = checkpoints() + "/" + name;
   const std::string temporary = path + kTemporary;
   const std::string target = str_cat("step-", step);
+  // A copy that followed the link left a folder here.
+  const std::string copy = path + ".copy" + kTemporary;
+  std::error_code error;
+  const bool is_copy = fs::is_directory(fs::symlink_status(path, error));
   ::unlink(temporary.c_str());
   if (::symlink(target.c_str(), temporary.c_str()) != 0 ||
+      (is_copy && ::rename(path.c_str(), copy.c_str()) != 0) ||
       ::rename(temporary.c_str(), path.c_str()) != 0) {
     return io_error(path, ": cannot link to ", target, ": ", strerror(errno));
   }
-  return sync_folder(checkpoints());
+  COSFORMER_RETURN_IF_ERROR(sync_folder(checkpoints()));
+  return is_copy ? remove_all(copy) : Status();
+}
+
+// A run that was copied without its links, or killed before the first one, has
+// checkpoints all the same: a folder called step-N is always complete.
+Status RunFolder::restore_last() {
+  if (linked_step("last") >= 0) return {};
+  const std::vector<int64_t> found = steps();
+  if (!found.empty()) return link("last", found.back());
+  const std::string last = checkpoints() + "/last";
+  if (!fs::is_directory(last)) return {};
+  return invalid_argument(
+      last,
+      ": found a folder and no step-N beside it, expected a link to one: "
+      "rename it to step-N, N the step in its training_state.json");
 }
 
 Status RunFolder::remove(int64_t step) const {

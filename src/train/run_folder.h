@@ -16,11 +16,13 @@ namespace cosformer::train_internal {
 class RunFolder {
  public:
   // Creates the folder, takes the lock and cleans what an interrupted save left
-  // behind. A folder that holds a run is refused unless resume is set.
+  // behind; where `last` is gone, the newest checkpoint takes its place. A
+  // folder that holds a run is refused unless resume is set.
   static Result<RunFolder> open(const std::string& path, bool resume);
   RunFolder(RunFolder&& other) noexcept;
   RunFolder& operator=(RunFolder&&) = delete;
-  // Gives the lock back; a folder in which nothing was begun is removed.
+  // Gives the lock back; a folder that open() made and in which nothing was
+  // begun is removed.
   ~RunFolder();
 
   const std::string& path() const { return path_; }
@@ -47,11 +49,14 @@ class RunFolder {
   Status drop_after(int64_t step);
 
  private:
-  RunFolder(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
+  RunFolder(std::string path, int lock, bool created)
+      : path_(std::move(path)), lock_(lock), created_(created) {}
   Status clean() const;
+  Status restore_last();
   Status remove(int64_t step) const;
   std::string path_;
   int lock_;
+  bool created_;
 };
 
 }  // namespace cosformer::train_internal

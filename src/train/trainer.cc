@@ -135,6 +135,7 @@ Status Trainer::load_data(std::shared_ptr<const Tokenizer> tokenizer) {
       TokenDataset::prepare(config, std::move(tokenizer), callbacks_.on_data);
   if (!data.ok()) return data.status();
   data_.emplace(std::move(*data));
+  for (const auto& text : data_->messages()) message(text);
   const int64_t context = config_.train.context;
   if (data_->train_size() < context + 1) {
     return invalid_argument(
@@ -183,6 +184,9 @@ Status Trainer::load_last() {
   auto state = load_training_state(folder, /*restore_generator=*/true);
   if (!state.ok()) return state.status();
   state_ = *state;
+  // As the config now has it: a run that stopped early may be told to go on.
+  state_.stopped_early = state_.stopped_early && config_.train.early_stop > 0 &&
+                         state_.without_improvement >= config_.train.early_stop;
   resumed_step_ = state_.step;
   // A kill between the two links leaves `best` behind `last`.
   const int64_t best = state_.best_step;
@@ -191,7 +195,8 @@ Status Trainer::load_last() {
     COSFORMER_RETURN_IF_ERROR(run_.link("best", best));
   }
   COSFORMER_RETURN_IF_ERROR(run_.drop_after(state_.step));
-  return cut_metrics(run_.file("metrics.jsonl"), state_.step);
+  return cut_metrics(run_.file("metrics.jsonl"), state_.step,
+                     state_.evaluated_step);
 }
 
 Status Trainer::write_start() {
@@ -240,7 +245,7 @@ Status Trainer::prepare(bool resume) {
     optimizer_ =
         std::make_unique<AdamW>(model_->named_parameters(), config_.train);
     state_.baselines = count_baselines(*data_);
-    COSFORMER_RETURN_IF_ERROR(cut_metrics(run_.file("metrics.jsonl"), -1));
+    COSFORMER_RETURN_IF_ERROR(cut_metrics(run_.file("metrics.jsonl"), -1, -1));
   }
   model_->set_activation_checkpointing(config_.train.activation_checkpointing);
   model_->train();
@@ -489,16 +494,22 @@ Result<TrainReport> run_training(const RunConfig& config,
 Result<TrainReport> train(const RunConfig& config, const std::string& out_dir,
                           bool resume, const TrainCallbacks& callbacks,
                           const std::atomic<bool>& stop) {
+  const Status no_memory(StatusCode::kOutOfMemory,
+                         "train: out of memory: lower train.batch_size (or "
+                         "raise train.accumulation), or set "
+                         "train.activation_checkpointing");
   try {
     return train_internal::run_training(config, out_dir, resume, callbacks,
                                         stop);
   } catch (const c10::Error& error) {
-    return invalid_argument("train: ", error.what_without_backtrace());
+    const std::string what = error.what_without_backtrace();
+    // Torch's allocator has no type of its own for this.
+    if (what.find("can't allocate memory") != std::string::npos) {
+      return no_memory;
+    }
+    return invalid_argument("train: ", what);
   } catch (const std::bad_alloc&) {
-    return Status(StatusCode::kOutOfMemory,
-                  "train: out of memory: lower train.batch_size (or raise "
-                  "train.accumulation), or set "
-                  "train.activation_checkpointing");
+    return no_memory;
   } catch (const std::filesystem::filesystem_error& error) {
     return io_error("train: ", error.what());
   }

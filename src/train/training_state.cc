@@ -1,5 +1,6 @@
 #include "train/training_state.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -150,6 +151,12 @@ Status check_resumable(const RunConfig& begun, const RunConfig& config,
       const bool fixed = section == "model" || name == "data.tokenizer" ||
                          name == "data.vocab_size" ||
                          name == "data.train_fraction";
+      // What makes the batches: never changed by a config that only differs.
+      const bool batches = name == "data.path" || name == "data.extensions" ||
+                           name == "train.seed";
+      const auto& chosen = config.overridden;
+      const bool wanted =
+          std::find(chosen.begin(), chosen.end(), name) != chosen.end();
       const std::string change = str_cat(
           name, " is ", value.dump(), ", the run was begun with ", old.dump());
       if (fixed) {
@@ -157,6 +164,13 @@ Status check_resumable(const RunConfig& begun, const RunConfig& config,
             "resume: ", change,
             ": a run keeps its model and tokenizer; take the old value, or "
             "choose another --out");
+      }
+      if (batches && !wanted) {
+        return invalid_argument(
+            "resume: ", change,
+            ": go on without the config (cosformer train --out DIR --resume), "
+            "or ask for the new value by ",
+            name == "data.path" ? "--data PATH" : "--set " + name + "=VALUE");
       }
       if (name != "data.cache_dir") changes->push_back(change);
     }

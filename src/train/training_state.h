@@ -38,8 +38,9 @@ Result<TrainingState> load_training_state(const std::string& folder,
                                           bool restore_generator);
 
 // Whether `config` may go on with a run that was begun with `begun`: an error
-// names the first key of the model or the tokenizer that differs; changed keys
-// of other kinds (allowed) are listed in `changes`.
+// names the first key of the model or the tokenizer that differs, or of the
+// text or the seed where it is not among config.overridden; changed keys of
+// other kinds (allowed) are listed in `changes`.
 Status check_resumable(const RunConfig& begun, const RunConfig& config,
                        std::vector<std::string>* changes);
 

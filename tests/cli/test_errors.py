@@ -106,6 +106,22 @@ def test_run_folder_in_the_way(program, trained, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_resume_with_another_text_or_seed(program, trained, tmp_path):
+    before = fingerprint(trained)
+    (tmp_path / "other.txt").write_text("the cat sat on a mat. " * 100)
+    other = tmp_path / "other.toml"
+    for lines, part in [
+        (f'[data]\npath = "{tmp_path}/other.txt"\n', "data.path is "),
+        ('[data]\nextensions = [".md"]\n', "data.extensions is "),
+        ("", "train.seed is 5"),
+    ]:
+        seed = "" if lines else "seed = 5\n"
+        other.write_text(CONFIG + seed + lines)
+        done = program("train", other, "--out", trained, "--resume")
+        check_error(done, 1, part, "was begun with")
+    assert fingerprint(trained) == before
+
+
 def test_resume_with_another_model_or_tokenizer(program, trained):
     before = fingerprint(trained)
     for setting, part in [
@@ -219,6 +235,22 @@ def test_output_that_cannot_be_written(program, trained, command):
     done = program(*arguments, stdout=writer)
     os.close(writer)
     check_error(done, 1, "stdout", "Broken pipe")
+
+
+def test_closed_stdout_and_stderr_spoil_no_file(program, tmp_path):
+    run = tmp_path / "run"
+    command = [PROGRAM, "train", "tiny.toml", "--data", "text.txt", "--out", run]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" "$@" >&- 2>&-', *command],
+        cwd=program.folder,
+        env=program.environment(),
+        timeout=120,
+    )
+    # The report had nowhere to go.
+    assert done.returncode == 1
+    for text in (run / "metrics.jsonl").read_text().splitlines():
+        assert text.startswith("{") and text.endswith("}"), text
+    assert losses(run)[-1][1] == 40
 
 
 def as_nobody():

@@ -218,10 +218,25 @@ TEST(Dataset, BinaryFiles) {
   const std::string all = error_of(config_of(folder, root));
   EXPECT_TRUE(has(all, "none of the 2 files is text")) << all;
 
-  // Bytes take anything that is asked for by name.
+  // To bytes everything is data, in a folder too.
+  const TokenDataset whole = prepared(config_of(folder, root, "bytes"));
+  EXPECT_TRUE(whole.messages().empty());
+  EXPECT_EQ(whole.train_bytes() + whole.validation_bytes(),
+            static_cast<int64_t>(std::filesystem::file_size(root + "/b.bin") +
+                                 std::filesystem::file_size(root + "/c.txt")));
   const TokenDataset bytes =
       prepared(config_of(folder, root + "/b.bin", "bytes"));
   EXPECT_EQ(bytes.train_size() + bytes.validation_size(), 6);
+}
+
+TEST(Dataset, ExtensionsOfOneFileAreSaidToBeUnused) {
+  const TempFolder folder;
+  put(folder / "text", "some text\n");
+  DataConfig config = config_of(folder, folder / "text");
+  config.extensions = {".md"};
+  const TokenDataset data = prepared(config);
+  ASSERT_EQ(data.messages().size(), 1u);
+  EXPECT_TRUE(has(data.messages()[0], "data.extensions is not used"));
 }
 
 TEST(Dataset, ErrorsSayWhatToDo) {

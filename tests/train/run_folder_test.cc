@@ -139,6 +139,43 @@ TEST(RunFolder, LeavesNoTraceWhereNothingWasBegun) {
   EXPECT_FALSE(fs::exists(temp / "deep/run"));
 }
 
+TEST(RunFolder, KeepsAFolderThatWasThereBefore) {
+  TempFolder temp;
+  fs::create_directory(temp / "mine");
+  {
+    RunFolder run = open_run(temp / "mine");
+  }
+  EXPECT_TRUE(fs::is_directory(temp / "mine"));
+  EXPECT_TRUE(fs::is_empty(temp / "mine"));
+}
+
+TEST(RunFolder, FindsTheNewestCheckpointWhereLastIsGone) {
+  TempFolder temp;
+  {
+    RunFolder run = open_run(temp / "run");
+    ASSERT_TRUE(run.save(5, true, write_file).ok());
+    ASSERT_TRUE(run.save(12, false, write_file).ok());
+  }
+  const std::string last = temp / "run/checkpoints/last";
+  fs::remove(last);
+  EXPECT_EQ(open_run(temp / "run", true).linked_step("last"), 12);
+  // As a copy that follows links leaves it.
+  fs::remove(last);
+  fs::copy(temp / "run/checkpoints/step-12", last);
+  EXPECT_EQ(open_run(temp / "run", true).linked_step("last"), 12);
+  EXPECT_EQ(fs::read_symlink(last), "step-12");
+  EXPECT_FALSE(fs::exists(last + ".copy.tmp"));
+  // Nothing says which step a lone copy is.
+  fs::remove(last);
+  fs::rename(temp / "run/checkpoints/step-12", last);
+  fs::remove_all(temp / "run/checkpoints/step-5");
+  const auto lone = RunFolder::open(temp / "run", true);
+  ASSERT_FALSE(lone.ok());
+  EXPECT_NE(lone.status().message().find("rename it to step-N"),
+            std::string::npos);
+  EXPECT_TRUE(fs::exists(last + "/content"));
+}
+
 TEST(RunFolder, AFileInThePlaceOfTheFolderIsAnError) {
   TempFolder temp;
   write_text(temp / "run", "a file");
@@ -151,14 +188,20 @@ TEST(Metrics, AreCutAtAStep) {
   TempFolder temp;
   write_text(temp / "metrics.jsonl",
              "{\"type\":\"start\"}\n{\"type\":\"train\",\"step\":1}\n"
+             "{\"type\":\"eval\",\"step\":1}\n"
              "{\"type\":\"train\",\"step\":2}\n{\"type\":\"train\",\"ste");
-  ASSERT_TRUE(cut_metrics(temp / "metrics.jsonl", 1).ok());
+  ASSERT_TRUE(cut_metrics(temp / "metrics.jsonl", 1, 1).ok());
+  EXPECT_EQ(read_metrics(temp / "metrics.jsonl")->size(), 3u);
+  // An evaluation that the checkpoint does not know is made again.
+  ASSERT_TRUE(cut_metrics(temp / "metrics.jsonl", 1, 0).ok());
   auto lines = read_metrics(temp / "metrics.jsonl");
   ASSERT_TRUE(lines.ok());
   ASSERT_EQ(lines->size(), 2u);
   EXPECT_EQ((*lines)[1].at("step"), 1);
   // A file that is not there is as short as can be.
-  EXPECT_TRUE(cut_metrics(temp / "none.jsonl", 1).ok());
+  EXPECT_TRUE(cut_metrics(temp / "none.jsonl", 1, 1).ok());
+  ASSERT_TRUE(cut_metrics(temp / "metrics.jsonl", -1, -1).ok());
+  EXPECT_TRUE(read_metrics(temp / "metrics.jsonl")->empty());
 }
 
 }  // namespace

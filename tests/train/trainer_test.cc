@@ -218,6 +218,48 @@ TEST_F(Training, ResumeWithoutACheckpointStartsAnew) {
   auto resumed = run_train(config, temp / "run", /*resume=*/true);
   ASSERT_TRUE(resumed.ok()) << resumed.status().message();
   EXPECT_EQ(losses(temp / "run"), losses(temp / "straight"));
+  int64_t starts = 0;
+  const auto lines = train_internal::read_metrics(temp / "run/metrics.jsonl");
+  for (const auto& line : *lines) starts += line.at("type") == "start";
+  EXPECT_EQ(starts, 1);
+}
+
+TEST_F(Training, ACopyWithoutLinksGoesOn) {
+  ASSERT_TRUE(run_train(config, temp / "straight").ok());
+  ASSERT_TRUE(run_until(temp / "run", 9).ok());
+  // std::filesystem copies what a link points to, as cp -rL does.
+  fs::copy(temp / "run", temp / "copy", fs::copy_options::recursive);
+  ASSERT_FALSE(fs::is_symlink(temp / "copy/checkpoints/last"));
+  auto resumed = run_train(config, temp / "copy", /*resume=*/true);
+  ASSERT_TRUE(resumed.ok()) << resumed.status().message();
+  EXPECT_EQ(losses(temp / "copy"), losses(temp / "straight"));
+  EXPECT_EQ(fs::read_symlink(temp / "copy/checkpoints/last"), "step-12");
+  EXPECT_TRUE(fs::is_symlink(temp / "copy/checkpoints/best"));
+}
+
+TEST_F(Training, ResumeTakesAnotherTextOrSeedOnlyWhenAsked) {
+  ASSERT_TRUE(run_until(temp / "run", 4).ok());
+  write_text(temp / "other.txt", sample_text(3000));
+  const std::vector<std::pair<std::string, void (*)(RunConfig&)>> changes = {
+      {"data.path",
+       [](RunConfig& c) {
+         c.data.path = fs::path(c.data.path).replace_filename("other.txt");
+       }},
+      {"data.extensions", [](RunConfig& c) { c.data.extensions = {".md"}; }},
+      {"train.seed", [](RunConfig& c) { c.train.seed = 77; }}};
+  for (const auto& [key, change] : changes) {
+    RunConfig other = config;
+    change(other);
+    const std::string error = message_of(run_train(other, temp / "run", true));
+    EXPECT_TRUE(contains(error, key + " is ")) << error;
+    EXPECT_TRUE(contains(error, "the run was begun with")) << error;
+  }
+  RunConfig other = config;
+  changes[0].second(other);
+  changes[2].second(other);
+  other.overridden = {"train.seed", "data.path"};
+  const auto report = run_train(other, temp / "run", true);
+  EXPECT_TRUE(report.ok()) << report.status().message();
 }
 
 TEST_F(Training, ResumeOfAFinishedRunDoesNothing) {
@@ -306,6 +348,29 @@ TEST_F(Training, StopsEarlyWithoutImprovement) {
   auto again = run_train(config, temp / "run", /*resume=*/true);
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(again->step, 4);
+  // Unless the config no longer says so.
+  config.train.early_stop = 0;
+  config.train.steps = 6;
+  again = run_train(config, temp / "run", /*resume=*/true);
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->step, 6);
+  EXPECT_FALSE(again->stopped_early);
+}
+
+TEST_F(Training, OutOfMemoryAndSkippedFilesAreSaid) {
+  fs::create_directory(temp / "folder");
+  write_text(temp / "folder/a.txt", sample_text(3000));
+  write_text(temp / "folder/b.bin", std::string("\0\1", 2));
+  config.data.path = temp / "folder";
+  config.train.batch_size = int64_t{1} << 40;
+  std::string said;
+  TrainCallbacks callbacks;
+  callbacks.on_message = [&](const std::string& text) { said += text + "\n"; };
+  const auto report = run_train(config, temp / "run", false, callbacks);
+  ASSERT_FALSE(report.ok());
+  EXPECT_EQ(report.status().code(), StatusCode::kOutOfMemory)
+      << report.status().message();
+  EXPECT_TRUE(contains(said, "skipped 1 of 2 files")) << said;
 }
 
 TEST_F(Training, TooLittleTextIsAnError) {
@@ -332,6 +397,19 @@ TEST_F(Training, PlotsItsLosses) {
   std::ifstream(temp / "loss.png", std::ios::binary).read(magic.data(), 4);
   EXPECT_EQ(magic, "\x89PNG");
   EXPECT_GT(fs::file_size(temp / "loss.png"), 5000u);
+  // No name is run as a command, no loss is too large.
+  fs::create_directory(temp / "hostile");
+  write_text(temp / "hostile/metrics.jsonl",
+             "{\"type\":\"start\",\"kind\":\"`touch ran`'\\\"\"}\n"
+             "{\"type\":\"train\",\"step\":1,\"loss\":3}\n"
+             "{\"type\":\"train\",\"step\":2,\"loss\":1e17}\n");
+  const fs::path before = fs::current_path();
+  fs::current_path(temp.path());
+  const Status hostile = plot_run("hostile", "`touch ran`'s.png");
+  fs::current_path(before);
+  EXPECT_TRUE(hostile.ok()) << hostile.message();
+  EXPECT_TRUE(fs::exists(temp / "`touch ran`'s.png"));
+  EXPECT_FALSE(fs::exists(temp / "ran"));
   // Without gnuplot there is a plain message.
   const std::string path = std::getenv("PATH");
   setenv("PATH", temp.path().c_str(), 1);
