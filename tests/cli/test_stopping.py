@@ -9,7 +9,7 @@ from cli_runner import fingerprint, losses, metrics
 from safetensors import safe_open
 
 SETTINGS = [
-    *("--set", "train.steps=240", "--set", "train.checkpoint_every=3"),
+    *("--set", "train.steps=600", "--set", "train.checkpoint_every=3"),
     *("--set", "train.eval_every=8", "--set", "model.dropout=0.2"),
 ]
 
