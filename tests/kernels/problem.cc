@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "kernels/check.h"
 
@@ -126,6 +127,8 @@ void make_masks(const Point& point, Random& random, Problem& problem) {
 void make_starts(const Point& point, Random& random, Problem& problem) {
   const int64_t rows = problem.rows();
   const int64_t far = point.rotary != 0 ? 100000 : (int64_t{1} << 40) + 3;
+  // The problem sees them when all are there: its inputs read one a row.
+  std::vector<int64_t> q_start, kv_start;
   for (int64_t r = 0; r < rows; ++r) {
     const AttentionRow row = attention_row(problem.inputs(), r);
     int64_t q = 0, kv = 0;
@@ -151,9 +154,11 @@ void make_starts(const Point& point, Random& random, Problem& problem) {
       default:
         break;
     }
-    problem.q_start.push_back(q);
-    problem.kv_start.push_back(kv);
+    q_start.push_back(q);
+    kv_start.push_back(kv);
   }
+  problem.q_start = std::move(q_start);
+  problem.kv_start = std::move(kv_start);
 }
 
 // The farthest that a query is from a key which it can see, by looking at all
