@@ -39,20 +39,21 @@ bench: build
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h')
 format: setup
-	build/venv/bin/clang-format -i $(SOURCES)
-	build/venv/bin/ruff format -q .
+	@build/venv/bin/clang-format -i $(SOURCES)
+	@build/venv/bin/ruff format -q .
 
 format-check: setup
-	build/venv/bin/clang-format --dry-run -Werror $(SOURCES)
-	build/venv/bin/ruff format -q --check .
+	@build/venv/bin/clang-format --dry-run -Werror $(SOURCES)
+	@build/venv/bin/ruff format -q --check .
+	@echo "formatting: as clang-format and ruff would have it"
 
 lint: format-check
-	$(PYTHON) tools/check_includes.py
-	build/venv/bin/ruff check -q .
+	@$(PYTHON) tools/check_includes.py
+	@build/venv/bin/ruff check -q .
 
 docs: setup
 	@build/venv/bin/python3 -c 'import material' 2>/dev/null || build/venv/bin/pip install -q -r tools/requirements-docs.txt
-	build/venv/bin/mkdocs build -q --strict
+	@NO_MKDOCS_2_WARNING=1 build/venv/bin/mkdocs build -q --strict
 	@echo "build/docs/index.html"
 
 clean:
