@@ -24,5 +24,5 @@ ln -sfn "$(basename "$run")" "$root/runs/demo"
 
 prompt=${PROMPT:-$'template <typename'}
 printf '\n--- what it writes after "%s" (temperature 0.7) ---\n' "$prompt"
-"$program" generate "$run" --prompt "$prompt" --tokens 400 --temperature 0.7 --seed 1
+"$program" generate "$run" --prompt "$prompt" --tokens 400 --temperature 0.7 --seed 1 --rolling
 printf '\n---\nplot:   %s\nmodel:  %s\nmore:   %s generate runs/demo --prompt "namespace std"\n' "runs/demo/loss.png" "runs/demo/checkpoints/best" "${program#"$root"/}"
