@@ -19,7 +19,9 @@ foreach(header ${headers})
   install(FILES ${PROJECT_SOURCE_DIR}/include/cosformer/${header}.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cosformer)
 endforeach()
 if(TARGET cosformer)
-  set_target_properties(cosformer PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  if(COSFORMER_TORCH)  # the program finds the torch that it was built with
+    set_target_properties(cosformer PROPERTIES INSTALL_RPATH "${TORCH_INSTALL_PREFIX}/lib")
+  endif()
   install(TARGETS cosformer RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
