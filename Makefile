@@ -31,8 +31,11 @@ demo: setup $(BUILD)/build.ninja
 
 test: build
 	cd $(BUILD) && ctest --output-on-failure -j 1
-	$(if $(filter torch-free asan tsan,$(PRESET)),,COSFORMER_BUILD=$(CURDIR)/$(BUILD) \
-	  COSFORMER_LIBRARY=$(CURDIR)/$(BUILD)/python/libcosformer_torch.so $(PYTHON) -m pytest -q tests)
+	$(if $(filter torch-free asan tsan,$(PRESET)),,$(PYTESTS))
+
+# A run a folder: each has a conftest.py of its own.
+PYTESTS = export COSFORMER_BUILD=$(CURDIR)/$(BUILD) COSFORMER_LIBRARY=$(CURDIR)/$(BUILD)/python/libcosformer_torch.so; \
+	for part in python cli install; do $(PYTHON) -m pytest -q tests/$$part || exit 1; done
 
 bench: build
 	@tools/bench.sh $(BUILD)
