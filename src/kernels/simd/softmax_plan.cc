@@ -1,0 +1,420 @@
+#include "kernels/simd/softmax_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+namespace cosformer::simd {
+namespace {
+
+AttentionRow softmax_row(const SoftmaxAttentionInputs& inputs, int64_t row) {
+  AttentionRow r;
+  if (inputs.cu_seqlens_q != nullptr) {
+    r.q_offset = inputs.cu_seqlens_q[row];
+    r.q_len = inputs.cu_seqlens_q[row + 1] - r.q_offset;
+    r.kv_offset = inputs.cu_seqlens_k[row];
+    r.kv_len = inputs.cu_seqlens_k[row + 1] - r.kv_offset;
+  } else {
+    r.batch = row;
+    r.q_len = inputs.q.size[1];
+    r.kv_len = inputs.k.size[1];
+  }
+  if (inputs.q_start != nullptr) r.q_start = inputs.q_start[row];
+  if (inputs.kv_start != nullptr) r.kv_start = inputs.kv_start[row];
+  return r;
+}
+
+// Positions stay below 2^53, and so does what is added to them.
+int64_t distance(int64_t steps, int64_t dilation) {
+  return std::min(steps, kMaxPosition / dilation) * dilation;
+}
+
+std::vector<int32_t> globals_of(const SideView& side) {
+  std::vector<int32_t> found;
+  if (side.global_mask == nullptr) return found;
+  for (int64_t x = 0; x < side.len; ++x)
+    if (side.is_global(x)) found.push_back(static_cast<int32_t>(x));
+  return found;
+}
+
+int64_t floor_div(int64_t n, int64_t by) {
+  return n >= 0 ? n / by : -((by - 1 - n) / by);
+}
+
+}  // namespace
+
+SoftmaxCall::SoftmaxCall(const SoftmaxAttentionOptions& o,
+                         const SoftmaxAttentionInputs& in)
+    : options(o),
+      inputs(in),
+      dtype(in.q.dtype),
+      dim(in.q.size[3]),
+      value_dim(in.v.size[3]),
+      heads(in.q.size[2]),
+      kv_heads(in.k.size[2]),
+      group(kv_heads > 0 ? heads / kv_heads : 1),
+      scale(o.scale != 0 ? o.scale
+                         : 1 / std::sqrt(static_cast<double>(in.q.size[3]))) {}
+
+int64_t IndexList::count_below(int64_t limit, int64_t from, int64_t to) const {
+  if (list != nullptr)
+    return std::lower_bound(list + from, list + to, limit) - (list + from);
+  const int64_t steps =
+      step == 1 ? limit - first : floor_div(limit - first + step - 1, step);
+  return std::clamp<int64_t>(steps - from, 0, to - from);
+}
+
+SoftmaxPlan::SoftmaxPlan(const SoftmaxCall& call, Side outer, int64_t outer_len)
+    : call_(call), side_(outer) {
+  const SoftmaxAttentionOptions& o = call.options;
+  if (o.has_window) {
+    dilation_ = o.dilation;
+    // Of a key seen from a query; seen from the key, sides are swapped.
+    const int64_t left =
+        outer == Side::kQueries ? o.window_left : o.window_right;
+    const int64_t right =
+        outer == Side::kQueries ? o.window_right : o.window_left;
+    reach_.has_before = left >= 0;
+    reach_.has_after = right >= 0;
+    if (left >= 0) reach_.before = distance(left, dilation_);
+    if (right >= 0) reach_.after = distance(right, dilation_);
+  }
+  const int64_t rows = call.inputs.cu_seqlens_q != nullptr
+                           ? call.inputs.num_sequences
+                           : call.inputs.q.size[0];
+  rows_.reserve(static_cast<size_t>(rows));
+  for (int64_t r = 0; r < rows; ++r)
+    rows_.push_back(softmax_row(call.inputs, r));
+  outer_globals_.resize(static_cast<size_t>(rows));
+  inner_globals_.resize(static_cast<size_t>(rows));
+  for (int64_t r = 0; r < rows; ++r) add_row(r, outer_len);
+  row_begin_.push_back(static_cast<int64_t>(blocks_.size()));
+}
+
+SideView SoftmaxPlan::queries(int64_t r) const {
+  const AttentionRow& row = this->row(r);
+  const SoftmaxAttentionInputs& in = call_.inputs;
+  SideView side;
+  side.len = row.q_len;
+  side.start = row.q_start;
+  if (in.query_mask != nullptr)
+    side.mask = in.query_mask + row.batch * in.query_mask_stride + row.q_offset;
+  if (in.global_mask != nullptr) {
+    side.global_mask =
+        in.global_mask + row.batch * in.global_mask_stride + row.kv_offset;
+    side.global_shift = row.q_start - row.kv_start;
+    side.global_len = row.kv_len;
+  }
+  return side;
+}
+
+SideView SoftmaxPlan::keys(int64_t r) const {
+  const AttentionRow& row = this->row(r);
+  const SoftmaxAttentionInputs& in = call_.inputs;
+  SideView side = queries(r);
+  side.len = row.kv_len;
+  side.start = row.kv_start;
+  side.mask =
+      in.key_mask == nullptr
+          ? nullptr
+          : in.key_mask + row.batch * in.key_mask_stride + row.kv_offset;
+  side.global_shift = 0;
+  return side;
+}
+
+SoftmaxItem SoftmaxPlan::item(int64_t i) const {
+  // The row whose items hold i: the last that begins at or before it.
+  const auto after =
+      std::upper_bound(row_begin_.begin(), row_begin_.end(), i / call_.heads);
+  const size_t r = static_cast<size_t>(after - row_begin_.begin()) - 1;
+  const int64_t begin = row_begin_[r], blocks = row_begin_[r + 1] - begin;
+  const int64_t rest = i - begin * call_.heads;
+  return {&blocks_[static_cast<size_t>(begin + rest % blocks)], rest / blocks};
+}
+
+bool SoftmaxPlan::block_visible(int64_t head, int64_t outer_block,
+                                int64_t inner_block) const {
+  const SoftmaxAttentionInputs& in = call_.inputs;
+  const int64_t h = in.block_mask_heads == 1 ? 0 : head;
+  const int64_t q = side_ == Side::kQueries ? outer_block : inner_block;
+  const int64_t k = side_ == Side::kQueries ? inner_block : outer_block;
+  return q >= 0 && q < in.q_blocks && k >= 0 && k < in.kv_blocks &&
+         in.block_mask[(h * in.q_blocks + q) * in.kv_blocks + k] != 0;
+}
+
+int64_t SoftmaxPlan::outer_pattern_blocks() const {
+  return side_ == Side::kQueries ? call_.inputs.q_blocks
+                                 : call_.inputs.kv_blocks;
+}
+int64_t SoftmaxPlan::inner_pattern_blocks() const {
+  return side_ == Side::kQueries ? call_.inputs.kv_blocks
+                                 : call_.inputs.q_blocks;
+}
+
+// Small pattern blocks differ in what they see: few of them to a block, or its
+// list grows by what most of its rows do not see. Blocks that fill tiles are
+// skipped tile by tile, and can share.
+void SoftmaxPlan::add_row(int64_t r, int64_t outer_len) {
+  constexpr int64_t kFewRows = 24, kFillsTiles = 64;
+  row_begin_.push_back(static_cast<int64_t>(blocks_.size()));
+  const SideView outer = outer_side(r);
+  const size_t at = static_cast<size_t>(r);
+  outer_globals_[at] = globals_of(outer);
+  inner_globals_[at] = globals_of(inner_side(r));
+  const bool by_blocks = call_.inputs.block_mask != nullptr;
+  int64_t len = outer_len;
+  const int64_t size = call_.inputs.block_size;
+  if (by_blocks) {
+    len = size < kFillsTiles ? std::min(len, std::max(size, kFewRows)) : len;
+    if (size < len) len = len / size * size;
+  }
+  const int64_t classes = std::min(dilation_, std::max<int64_t>(outer.len, 1));
+  for (int64_t c = 0; c < classes; ++c) {
+    for (int64_t x = c; x < outer.len;) {
+      int64_t count =
+          std::min(len, (outer.len - x + dilation_ - 1) / dilation_);
+      if (by_blocks && dilation_ == 1) {
+        // To the next boundary of pattern blocks that is in reach.
+        const int64_t end = outer.start + x + count;
+        const int64_t boundary = floor_div(end, size) * size;
+        if (boundary > outer.start + x) {
+          count = std::min(count, boundary - outer.start - x);
+        }
+      }
+      SoftmaxBlock block;
+      block.row = r;
+      block.outer = {x, dilation_, count, nullptr};
+      blocks_.push_back(block);
+      x += count * dilation_;
+    }
+  }
+  const std::vector<int32_t>& globals = outer_globals_[at];
+  const int64_t n = static_cast<int64_t>(globals.size());
+  for (int64_t x = 0; x < n; x += outer_len) {
+    SoftmaxBlock block;
+    block.row = r;
+    block.outer.count = std::min(outer_len, n - x);
+    block.outer.list = globals.data() + x;
+    block.is_global = true;
+    blocks_.push_back(block);
+  }
+}
+
+void InnerList::add(const std::vector<int32_t>& sorted) {
+  if (sorted.empty()) return;
+  result_.clear();
+  std::set_union(merged_.begin(), merged_.end(), sorted.begin(), sorted.end(),
+                 std::back_inserter(result_));
+  merged_.swap(result_);
+}
+
+void InnerList::fill(const SoftmaxPlan& plan, const SoftmaxItem& item) {
+  const SoftmaxBlock& block = *item.block;
+  const SoftmaxCall& call = plan.call();
+  const SideView outer = plan.outer_side(block.row);
+  const SideView inner = plan.inner_side(block.row);
+  list_ = IndexList();
+  const int64_t shift = outer.start - inner.start;
+  // Outer indices that count, as the inner indices at their positions.
+  int64_t low = 0, high = block.outer.count - 1;
+  const auto counts = [&](int64_t t) {
+    const int64_t x = block.outer[t];
+    return outer.real(x) && (block.is_global || !outer.is_global(x));
+  };
+  while (low <= high && !counts(low)) ++low;
+  while (high >= low && !counts(high)) --high;
+  if (low > high) return;
+  low = block.outer[low] + shift;
+  high = block.outer[high] + shift;
+
+  int64_t from = 0, to = inner.len;  // by mask and causality
+  if (call.options.is_causal && plan.side() == Side::kQueries)
+    to = std::min(to, high + 1);
+  if (call.options.is_causal && plan.side() == Side::kKeys)
+    from = std::max(from, low);
+  while (from < to && !inner.real(from)) ++from;
+  while (to > from && !inner.real(to - 1)) --to;
+  if (from >= to) return;
+  if (!plan.has_pattern() || block.is_global) {
+    list_ = {from, 1, to - from, nullptr};
+    return;
+  }
+
+  IndexList run;
+  if (call.options.has_window) {
+    const int64_t step = plan.dilation();
+    const SoftmaxPlan::Reach& reach = plan.reach();
+    int64_t first =
+        reach.has_before ? std::max(from, low - reach.before) : from;
+    const int64_t end =
+        reach.has_after ? std::min(to, high + reach.after + 1) : to;
+    // Up to the residue of the block's positions.
+    first += (((low - first) % step) + step) % step;
+    run = {first, step,
+           end > first ? (end - first + step - 1) / step : int64_t{0}, nullptr};
+  }
+  const std::vector<int32_t>& globals = plan.inner_globals(block.row);
+  if (globals.empty() && call.inputs.block_mask == nullptr) {
+    list_ = run;
+    return;
+  }
+  merged_.clear();
+  for (int64_t t = 0; t < run.count; ++t)
+    merged_.push_back(static_cast<int32_t>(run[t]));
+  part_.clear();
+  for (int32_t y : globals)
+    if (y >= from && y < to && inner.real(y)) part_.push_back(y);
+  add(part_);
+  if (call.inputs.block_mask != nullptr) {
+    const int64_t size = call.inputs.block_size;
+    const int64_t first_block =
+        std::max<int64_t>(0, floor_div(low + inner.start, size));
+    const int64_t last_block = std::min(plan.outer_pattern_blocks() - 1,
+                                        floor_div(high + inner.start, size));
+    part_.clear();
+    const int64_t b0 =
+        std::max<int64_t>(0, floor_div(from + inner.start, size));
+    const int64_t b1 = std::min(plan.inner_pattern_blocks() - 1,
+                                floor_div(to - 1 + inner.start, size));
+    for (int64_t b = b0; b <= b1; ++b) {
+      bool seen = false;
+      for (int64_t a = first_block; a <= last_block && !seen; ++a)
+        seen = plan.block_visible(item.head, a, b);
+      if (!seen) continue;
+      const int64_t begin = std::max(from, b * size - inner.start);
+      const int64_t end = std::min(to, (b + 1) * size - inner.start);
+      for (int64_t y = begin; y < end; ++y)
+        if (inner.real(y)) part_.push_back(static_cast<int32_t>(y));
+    }
+    add(part_);
+  }
+  list_.count = static_cast<int64_t>(merged_.size());
+  list_.list = merged_.data();
+}
+
+TileBits bit_range(int64_t from, int64_t to) {
+  const auto below = [](int64_t n) {
+    return n <= 0    ? uint64_t{0}
+           : n >= 64 ? ~uint64_t{0}
+                     : (uint64_t{1} << n) - 1;
+  };
+  TileBits bits;
+  if (to <= from) return bits;
+  bits.word[0] = below(to) & ~below(from);
+  bits.word[1] = below(to - 64) & ~below(from - 64);
+  return bits;
+}
+
+void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
+                     const IndexList& inner, int64_t first, int64_t count) {
+  const SoftmaxCall& call = plan.call();
+  const bool same_block = plan_ == &plan && block_ == item.block;
+  plan_ = &plan;
+  block_ = item.block;
+  head_ = item.head;
+  inner_ = inner;
+  first_ = first;
+  count_ = count;
+  bits_of_block_ = -1;
+  if (!same_block) {
+    outer_side_ = plan.outer_side(block_->row);
+    inner_side_ = plan.inner_side(block_->row);
+    shift_ = outer_side_.start - inner_side_.start;
+    outer_plain_ = outer_side_.mask == nullptr &&
+                   (outer_side_.global_mask == nullptr || block_->is_global);
+    all_pairs_ = !plan.has_pattern() || block_->is_global;
+    plain_ = all_pairs_ || (call.inputs.global_mask == nullptr &&
+                            call.inputs.block_mask == nullptr);
+  }
+  const auto set_bits = [&](TileBits& bits, auto&& holds) {
+    bits = TileBits();
+    for (int64_t c = 0; c < count; ++c) {
+      if (holds(inner[first + c])) bits.word[c / 64] |= uint64_t{1} << (c % 64);
+    }
+  };
+  real_ = bit_range(0, count);
+  if (inner_side_.mask != nullptr)
+    set_bits(real_, [&](int64_t y) { return inner_side_.mask[y] != 0; });
+  if (all_pairs_) return;
+  residue_ = bit_range(0, count);
+  const int64_t step = plan.dilation();
+  if (call.options.has_window && step > 1 && inner.list != nullptr) {
+    const int64_t at = block_->outer.first + shift_;
+    set_bits(residue_, [&](int64_t y) { return (y - at) % step == 0; });
+  }
+  global_ = TileBits();
+  if (inner_side_.global_mask != nullptr)
+    set_bits(global_, [&](int64_t y) { return inner_side_.is_global(y); });
+}
+
+TileMask::Range TileMask::causal(int64_t x) const {
+  if (!plan_->call().options.is_causal) return {0, count_};
+  return plan_->side() == Side::kQueries ? Range{0, below(x + shift_ + 1)}
+                                         : Range{below(x + shift_), count_};
+}
+
+TileMask::Range TileMask::window(int64_t x) const {
+  const SoftmaxPlan::Reach& reach = plan_->reach();
+  return {reach.has_before ? below(x + shift_ - reach.before) : 0,
+          reach.has_after ? below(x + shift_ + reach.after + 1) : count_};
+}
+
+TileClass TileMask::classify(int64_t from, int64_t to) const {
+  if (from >= to || !real_.any()) return TileClass::kNone;
+  if (!plain_) return TileClass::kPartial;
+  // Intervals move with the position: the ends tell.
+  const int64_t a = block_->outer[from], b = block_->outer[to - 1];
+  const Range ca = causal(a), cb = causal(b);
+  Range any = {std::min(ca.from, cb.from), std::max(ca.to, cb.to)};
+  Range all = {std::max(ca.from, cb.from), std::min(ca.to, cb.to)};
+  if (!all_pairs_) {
+    const Range wa = window(a), wb = window(b);
+    any = {std::max(any.from, std::min(wa.from, wb.from)),
+           std::min(any.to, std::max(wa.to, wb.to))};
+    all = {std::max(all.from, std::max(wa.from, wb.from)),
+           std::min(all.to, std::min(wa.to, wb.to))};
+  }
+  if (any.from >= any.to) return TileClass::kNone;
+  if (outer_plain_ && all.from <= 0 && all.to >= count_ &&
+      real_ == bit_range(0, count_))
+    return TileClass::kFull;
+  return TileClass::kPartial;
+}
+
+void TileMask::fill_block_bits(int64_t outer_block) {
+  if (bits_of_block_ == outer_block) return;
+  bits_of_block_ = outer_block;
+  block_bits_ = TileBits();
+  const int64_t size = plan_->call().inputs.block_size;
+  int64_t last = -1;
+  bool seen = false;
+  for (int64_t c = 0; c < count_; ++c) {
+    const int64_t b = floor_div(inner_[first_ + c] + inner_side_.start, size);
+    if (b != last) seen = plan_->block_visible(head_, outer_block, b);
+    last = b;
+    if (seen) block_bits_.word[c / 64] |= uint64_t{1} << (c % 64);
+  }
+}
+
+TileBits TileMask::row(int64_t t) {
+  const int64_t x = block_->outer[t];
+  if (!outer_plain_ && (!outer_side_.real(x) ||
+                        (!block_->is_global && outer_side_.is_global(x))))
+    return TileBits();
+  const Range c = causal(x);
+  const TileBits allowed = bit_range(c.from, c.to) & real_;
+  if (all_pairs_ || !allowed.any()) return allowed;
+  TileBits bits = global_;
+  if (plan_->call().options.has_window) {
+    const Range w = window(x);
+    bits = bits | (bit_range(w.from, w.to) & residue_);
+  }
+  if (plan_->call().inputs.block_mask != nullptr) {
+    fill_block_bits(
+        floor_div(x + outer_side_.start, plan_->call().inputs.block_size));
+    bits = bits | block_bits_;
+  }
+  return bits & allowed;
+}
+
+}  // namespace cosformer::simd
