@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "cosformer/kernels.h"
-#include "kernels/check.h"
+#include "kernels/call_check.h"
 #include "kernels/dispatch.h"
 #include "kernels/simd/decode.h"
 #include "kernels/simd/pass.h"
@@ -33,12 +33,6 @@ void write_places(const simd::LinearCall& call,
                                        : row.kv_start;
     }
   }
-}
-
-Status check_gradient(std::string_view name, const View4& view,
-                      const ConstView4& like) {
-  if (view.data == nullptr) return Status();
-  return check_output_view(kWhere, name, view, like.size, like.dtype);
 }
 
 // Outputs that will not fit into the caches anyway are written past them.
@@ -90,9 +84,9 @@ Status linear_attention_backward(
                                            inputs.q.size[2], inputs.v.size[3]};
   COSFORMER_RETURN_IF_ERROR(
       check_view(kWhere, "d_out", d_out, out_size, inputs.q.dtype));
-  COSFORMER_RETURN_IF_ERROR(check_gradient("dq", dq, inputs.q));
-  COSFORMER_RETURN_IF_ERROR(check_gradient("dk", dk, inputs.k));
-  COSFORMER_RETURN_IF_ERROR(check_gradient("dv", dv, inputs.v));
+  COSFORMER_RETURN_IF_ERROR(check_gradient(kWhere, "dq", dq, inputs.q));
+  COSFORMER_RETURN_IF_ERROR(check_gradient(kWhere, "dk", dk, inputs.k));
+  COSFORMER_RETURN_IF_ERROR(check_gradient(kWhere, "dv", dv, inputs.v));
   const bool any_output = out_size[0] * out_size[1] * out_size[2] > 0;
   if (options.normalizer == Normalizer::kSum && any_output) {
     COSFORMER_RETURN_IF_ERROR(

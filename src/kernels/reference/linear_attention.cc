@@ -5,13 +5,11 @@
 #include <numbers>
 #include <vector>
 
-#include "kernels/check.h"
+#include "kernels/call_check.h"
 #include "kernels/reference/access.h"
 
 namespace cosformer::reference {
 namespace {
-
-using Doubles = std::vector<double>;
 
 // Comparisons are written so that NaN goes through.
 double feature(FeatureMap map, double x) {
@@ -72,19 +70,6 @@ void rotate(const LinearAttentionOptions& options, int64_t position,
   }
 }
 
-// Four sums, so that the compiler may use the machine's vectors.
-double dot(const double* a, const double* b, int64_t n) {
-  double sum[4] = {};
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4)
-    for (int64_t l = 0; l < 4; ++l) sum[l] += a[i + l] * b[i + l];
-  for (; i < n; ++i) sum[0] += a[i] * b[i];
-  return (sum[0] + sum[1]) + (sum[2] + sum[3]);
-}
-void add_scaled(double scale, const double* x, double* sum, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) sum[i] += scale * x[i];
-}
-
 // A call's sizes and the options that every step looks at.
 struct Call {
   Call(const LinearAttentionOptions& o, const LinearAttentionInputs& in)
@@ -126,32 +111,6 @@ struct Call {
     return (row * kv_heads + head) * features;
   }
 };
-
-Doubles load_row(const ConstView4& view, int64_t b, int64_t s, int64_t h) {
-  Doubles x(static_cast<size_t>(view.size[3]));
-  const int64_t at = offset(view, b, s, h);
-  for (int64_t c = 0; c < view.size[3]; ++c)
-    x[static_cast<size_t>(c)] = load(view.data, view.dtype, at + c);
-  return x;
-}
-void store_row(const View4& view, int64_t b, int64_t s, int64_t h,
-               const Doubles& x) {
-  const int64_t at = offset(view, b, s, h);
-  for (int64_t c = 0; c < view.size[3]; ++c)
-    store(view.data, view.dtype, at + c, x[static_cast<size_t>(c)]);
-}
-Doubles load_block(const void* data, DType dtype, int64_t at, int64_t count) {
-  Doubles x(static_cast<size_t>(count), 0.0);
-  if (data == nullptr) return x;
-  for (int64_t i = 0; i < count; ++i)
-    x[static_cast<size_t>(i)] = load(data, dtype, at + i);
-  return x;
-}
-void store_block(void* data, DType dtype, int64_t at, const Doubles& x) {
-  if (data == nullptr) return;
-  for (size_t i = 0; i < x.size(); ++i)
-    store(data, dtype, at + static_cast<int64_t>(i), x[i]);
-}
 
 // phi of one query or key: as it stands (for the denominator), and turned (for
 // the numerator).
@@ -447,13 +406,6 @@ void backward_head(const Call& call, const AttentionRow& row, int64_t row_index,
               call.k_sum_at(row_index, head), d_k_sum_in);
 }
 
-Status check_gradient(std::string_view name, const View4& view,
-                      const ConstView4& like) {
-  if (view.data == nullptr) return Status();
-  return check_output_view("linear_attention", name, view, like.size,
-                           like.dtype);
-}
-
 }  // namespace
 
 Status linear_attention_forward(const LinearAttentionOptions& options,
@@ -497,9 +449,12 @@ Status linear_attention_backward(const LinearAttentionOptions& options,
       "linear_attention", "d_out", d_out,
       {inputs.q.size[0], inputs.q.size[1], inputs.q.size[2], inputs.v.size[3]},
       inputs.q.dtype));
-  COSFORMER_RETURN_IF_ERROR(check_gradient("dq", dq, inputs.q));
-  COSFORMER_RETURN_IF_ERROR(check_gradient("dk", dk, inputs.k));
-  COSFORMER_RETURN_IF_ERROR(check_gradient("dv", dv, inputs.v));
+  COSFORMER_RETURN_IF_ERROR(
+      check_gradient("linear_attention", "dq", dq, inputs.q));
+  COSFORMER_RETURN_IF_ERROR(
+      check_gradient("linear_attention", "dk", dk, inputs.k));
+  COSFORMER_RETURN_IF_ERROR(
+      check_gradient("linear_attention", "dv", dv, inputs.v));
   const Call call(options, inputs);
   for (int64_t r = 0; r < num_rows(inputs); ++r) {
     const AttentionRow row = attention_row(inputs, r);
