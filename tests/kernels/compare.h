@@ -1,18 +1,14 @@
-// What the kernels gave against what the reference gives, by the errors that
-// their arithmetic allows.
+// What the kernels of the linear engine gave against what the reference gives,
+// by the errors that their arithmetic allows.
 #ifndef COSFORMER_TESTS_KERNELS_COMPARE_H_
 #define COSFORMER_TESTS_KERNELS_COMPARE_H_
 
 #include <string>
 
+#include "tests/kernels/comparison.h"
 #include "tests/kernels/problem.h"
 
 namespace cosformer::testing {
-
-// Largest relative errors seen, in units of what was allowed.
-struct Margins {
-  double out = 0, gradients = 0;
-};
 
 // Empty where `got` agrees with `want` (from run_reference); otherwise one line
 // for each tensor that does not, naming the worst element.

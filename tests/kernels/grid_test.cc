@@ -22,6 +22,7 @@ using testing::Margins;
 using testing::Outputs;
 using testing::Point;
 using testing::Problem;
+using testing::thinned;
 
 class LinearGrid : public ::testing::Test {
  protected:
@@ -71,14 +72,6 @@ class LinearGrid : public ::testing::Test {
   std::map<int64_t, std::unique_ptr<Executor>> pools_;
   Margins margins_;
 };
-
-// One in ten, spread evenly, where everything is slow.
-std::vector<Point> thinned(const std::vector<Point>& points) {
-  if (!testing::kSanitized) return points;
-  std::vector<Point> few;
-  for (size_t i = 0; i < points.size(); i += 10) few.push_back(points[i]);
-  return few;
-}
 
 TEST_F(LinearGrid, PairwiseCoverMatchesReference) {
   if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();

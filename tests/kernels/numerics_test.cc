@@ -12,11 +12,14 @@
 #include "tests/kernels/compare.h"
 #include "tests/kernels/grid.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/tokens.h"
 
 namespace cosformer {
 namespace {
 
+using testing::all_finite;
 using testing::compare;
+using testing::for_each_isa;
 using testing::make_problem;
 using testing::make_state;
 using testing::Outputs;
@@ -25,21 +28,6 @@ using testing::Problem;
 using testing::relative_error;
 using testing::State;
 using testing::Tensor;
-
-void for_each_isa(const std::function<void()>& body) {
-  for (std::string_view isa : supported_isas()) {
-    SCOPED_TRACE(str_cat("isa=", isa));
-    ASSERT_TRUE(force_isa(isa).ok());
-    body();
-  }
-  ASSERT_TRUE(force_isa("").ok());
-}
-
-bool all_finite(const Tensor& x) {
-  for (double value : x.values())
-    if (!std::isfinite(value)) return false;
-  return true;
-}
 
 Problem problem_of(const std::string& text) {
   const auto point = parse_point(text);

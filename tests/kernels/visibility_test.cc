@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,20 +13,27 @@
 
 #include "tests/kernels/compare.h"
 #include "tests/kernels/problem.h"
+#include "tests/kernels/tokens.h"
 
 namespace cosformer {
 namespace {
 
+using testing::all_finite;
+using testing::all_nan;
+using testing::all_zero;
+using testing::bits_of;
+using testing::cut;
+using testing::fill_token;
+using testing::kInf;
+using testing::kNan;
+using testing::kStrange;
 using testing::make_problem;
 using testing::Outputs;
 using testing::parse_point;
 using testing::Problem;
 using testing::relative_error;
 using testing::Tensor;
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kStrange[] = {kNan, kInf, -kInf, 1e38, -1e38};
+using testing::values_of;
 
 const char* const kKinds[] = {
     "feature_map=relu cosine=exact",
@@ -61,42 +67,6 @@ Outputs run_all(const Problem& p) {
   return o;
 }
 
-void fill_token(Tensor& x, int64_t b, int64_t s, double value) {
-  for (int64_t h = 0; h < x.size()[2]; ++h)
-    for (int64_t c = 0; c < x.size()[3]; ++c) x.set(b, s, h, c, value);
-}
-
-// The bits of tokens [from, to) of batch row b.
-std::vector<uint64_t> bits_of(const Tensor& x, int64_t b, int64_t from,
-                              int64_t to) {
-  const std::vector<uint64_t> all = x.bits();
-  const int64_t width = x.size()[2] * x.size()[3];
-  const auto begin = all.begin() + (b * x.size()[1] + from) * width;
-  return {begin, begin + (to - from) * width};
-}
-std::vector<double> values_of(const Tensor& x, int64_t b, int64_t from,
-                              int64_t to) {
-  const std::vector<double> all = x.values();
-  const int64_t width = x.size()[2] * x.size()[3];
-  const auto begin = all.begin() + (b * x.size()[1] + from) * width;
-  return {begin, begin + (to - from) * width};
-}
-bool all_nan(const std::vector<double>& x) {
-  for (double value : x)
-    if (!std::isnan(value)) return false;
-  return true;
-}
-bool all_finite(const std::vector<double>& x) {
-  for (double value : x)
-    if (!std::isfinite(value)) return false;
-  return true;
-}
-bool all_zero(const std::vector<double>& x) {
-  for (double value : x)
-    if (value != 0) return false;
-  return true;
-}
-
 void expect_same_bits(const Outputs& got, const Outputs& want,
                       const std::string& what) {
   EXPECT_EQ(got.out.bits(), want.out.bits()) << "out: " << what;
@@ -111,18 +81,10 @@ void expect_same_bits(const Outputs& got, const Outputs& want,
 Problem row_alone(const Problem& batch, int64_t b, int64_t q_len,
                   int64_t kv_len) {
   Problem p = batch;
-  const auto cut = [b](const Tensor& x, int64_t len) {
-    Tensor y({1, len, x.size()[2], x.size()[3]}, x.dtype());
-    for (int64_t s = 0; s < len; ++s)
-      for (int64_t h = 0; h < x.size()[2]; ++h)
-        for (int64_t c = 0; c < x.size()[3]; ++c)
-          y.set(0, s, h, c, x.get(b, s, h, c));
-    return y;
-  };
-  p.q = cut(batch.q, q_len);
-  p.d_out = cut(batch.d_out, q_len);
-  p.k = cut(batch.k, kv_len);
-  p.v = cut(batch.v, kv_len);
+  p.q = cut(batch.q, b, 0, q_len);
+  p.d_out = cut(batch.d_out, b, 0, q_len);
+  p.k = cut(batch.k, b, 0, kv_len);
+  p.v = cut(batch.v, b, 0, kv_len);
   p.key_mask.clear();
   p.query_mask.clear();
   if (!p.q_start.empty()) p.q_start = {batch.q_start[static_cast<size_t>(b)]};
@@ -486,14 +448,7 @@ TEST(LinearVisibility, PackedEqualsEachSequenceAlone) {
                 alone.cu_seqlens_q = alone.cu_seqlens_k = {};
                 for (Tensor Problem::* x :
                      {&Problem::q, &Problem::k, &Problem::v, &Problem::d_out}) {
-                  const Tensor& all = p.*x;
-                  Tensor part({1, to - from, all.size()[2], all.size()[3]},
-                              all.dtype());
-                  for (int64_t s = from; s < to; ++s)
-                    for (int64_t h = 0; h < all.size()[2]; ++h)
-                      for (int64_t c = 0; c < all.size()[3]; ++c)
-                        part.set(0, s - from, h, c, all.get(0, s, h, c));
-                  alone.*x = part;
+                  alone.*x = cut(p.*x, 0, from, to);
                 }
                 const Outputs o = run_all(alone);
                 EXPECT_LE(relative_error(values_of(packed.out, 0, from, to),
