@@ -66,6 +66,9 @@ Status check_softmax_backward(const SoftmaxAttentionInputs& inputs,
                               const ConstView4& d_out, const View4& dq,
                               const View4& dk, const View4& dv,
                               const void* d_relative_bias);
+// What the backward of the kernels reads of its forward.
+Status check_softmax_saved(const SoftmaxAttentionInputs& inputs,
+                           const ConstView4& out, const void* log_sum_exp);
 
 // Whether a product (and the bytes of so many doubles) fits into int64.
 template <typename... Sizes>

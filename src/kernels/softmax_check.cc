@@ -159,4 +159,16 @@ Status check_softmax_backward(const SoftmaxAttentionInputs& inputs,
   return Status();
 }
 
+Status check_softmax_saved(const SoftmaxAttentionInputs& inputs,
+                           const ConstView4& out, const void* log_sum_exp) {
+  const std::array<int64_t, 4> size = out_size(inputs);
+  COSFORMER_RETURN_IF_ERROR(
+      check_view(kWhere, "out", out, size, inputs.q.dtype));
+  if (log_sum_exp == nullptr && size[0] * size[1] * size[2] > 0) {
+    return invalid_argument(
+        kWhere, ": the backward needs the forward's log_sum_exp, got none");
+  }
+  return Status();
+}
+
 }  // namespace cosformer
