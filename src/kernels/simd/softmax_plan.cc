@@ -4,25 +4,10 @@
 #include <cmath>
 #include <iterator>
 
+#include "kernels/call_check.h"
+
 namespace cosformer::simd {
 namespace {
-
-AttentionRow softmax_row(const SoftmaxAttentionInputs& inputs, int64_t row) {
-  AttentionRow r;
-  if (inputs.cu_seqlens_q != nullptr) {
-    r.q_offset = inputs.cu_seqlens_q[row];
-    r.q_len = inputs.cu_seqlens_q[row + 1] - r.q_offset;
-    r.kv_offset = inputs.cu_seqlens_k[row];
-    r.kv_len = inputs.cu_seqlens_k[row + 1] - r.kv_offset;
-  } else {
-    r.batch = row;
-    r.q_len = inputs.q.size[1];
-    r.kv_len = inputs.k.size[1];
-  }
-  if (inputs.q_start != nullptr) r.q_start = inputs.q_start[row];
-  if (inputs.kv_start != nullptr) r.kv_start = inputs.kv_start[row];
-  return r;
-}
 
 // Positions stay below 2^53, and so does what is added to them.
 int64_t distance(int64_t steps, int64_t dilation) {
@@ -79,12 +64,10 @@ SoftmaxPlan::SoftmaxPlan(const SoftmaxCall& call, Side outer, int64_t outer_len)
     if (left >= 0) reach_.before = distance(left, dilation_);
     if (right >= 0) reach_.after = distance(right, dilation_);
   }
-  const int64_t rows = call.inputs.cu_seqlens_q != nullptr
-                           ? call.inputs.num_sequences
-                           : call.inputs.q.size[0];
+  const int64_t rows = cosformer::num_rows(call.inputs);
   rows_.reserve(static_cast<size_t>(rows));
   for (int64_t r = 0; r < rows; ++r)
-    rows_.push_back(softmax_row(call.inputs, r));
+    rows_.push_back(attention_row(call.inputs, r));
   outer_globals_.resize(static_cast<size_t>(rows));
   inner_globals_.resize(static_cast<size_t>(rows));
   for (int64_t r = 0; r < rows; ++r) add_row(r, outer_len);

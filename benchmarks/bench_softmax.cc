@@ -1,0 +1,184 @@
+// Exact softmax attention as a share of the machine's peak: peak% = (4 d
+// operations a visible pair and head forward) / time / the peak of
+// multiply-adds of the same instruction set, measured before and after every
+// run, so that a busy neighbour or a falling clock rate lowers both. One
+// thread, its own processor time. peak% is the median over the runs, best%
+// their largest (a neighbour's use of caches and memory lowers the kernels, but
+// not the peak).
+//
+//   bench_softmax                                  everything
+//   bench_softmax --benchmark_filter='causal/avx512/float32/d:64'
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <bit>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "benchmarks/fma_peak.h"
+#include "cosformer/kernels.h"
+
+namespace {
+
+using namespace cosformer;  // NOLINT: a program of one file
+
+struct Case {
+  std::string kind;  // causal, full, window (of `window` keys)
+  Isa isa;
+  DType dtype = DType::kFloat32;
+  int64_t dim = 64, length = 1024, heads = 16;
+  int64_t window = 0, dilation = 1;
+  double dropout = 0;
+};
+
+Isa isa_of(std::string_view name) {
+  return name == "avx512" ? Isa::kAvx512
+         : name == "avx2" ? Isa::kAvx2
+                          : Isa::kGeneric;
+}
+
+// A tensor [1, length, heads, dim] of normal numbers, or of zeros.
+struct Tensor {
+  Tensor(DType dtype, int64_t length, int64_t heads, int64_t dim, int seed)
+      : buffer(static_cast<size_t>(length * heads * dim) * size_of(dtype)) {
+    view.data = buffer.data();
+    view.dtype = dtype;
+    view.size = {1, length, heads, dim};
+    view.stride = contiguous_strides(view.size);
+    const int64_t count = length * heads * dim;
+    std::mt19937 random(static_cast<unsigned>(seed));
+    std::normal_distribution<float> normal;
+    for (int64_t i = 0; i < count; ++i) {
+      const float x = seed == 0 ? 0.0f : normal(random);
+      if (dtype == DType::kFloat64) {
+        buffer.as<double>()[i] = x;
+      } else if (dtype == DType::kFloat32) {
+        buffer.as<float>()[i] = x;
+      } else {  // the upper half of a float32 is a bfloat16
+        buffer.as<uint16_t>()[i] =
+            static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
+      }
+    }
+  }
+  AlignedBuffer buffer;
+  View4 view;
+};
+
+double median(std::vector<double> x) {
+  std::sort(x.begin(), x.end());
+  return x.empty() ? 0 : x[x.size() / 2];
+}
+
+double since(double start) { return benchmarks::thread_seconds() - start; }
+
+// Pairs of a query and a key that it sees, of one head.
+double visible_pairs(const Case& c) {
+  double pairs = 0;
+  for (int64_t i = 0; i < c.length; ++i) {
+    const int64_t seen = c.kind == "full" ? c.length
+                         : c.kind == "causal"
+                             ? i + 1
+                             : std::min(i / c.dilation + 1, c.window);
+    pairs += static_cast<double>(seen);
+  }
+  return pairs;
+}
+
+void attention(benchmark::State& state, const Case& c) {
+  if (Status forced = force_isa(isa_name(c.isa)); !forced.ok()) {
+    state.SkipWithError(forced.message().c_str());
+    return;
+  }
+  const bool is_double = c.dtype == DType::kFloat64;
+  Tensor q(c.dtype, c.length, c.heads, c.dim, 1);
+  Tensor k(c.dtype, c.length, c.heads, c.dim, 2);
+  Tensor v(c.dtype, c.length, c.heads, c.dim, 3);
+  Tensor out(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor log_sum_exp(is_double ? DType::kFloat64 : DType::kFloat32, c.length,
+                     c.heads, 1, 0);
+  SoftmaxAttentionOptions options;
+  options.is_causal = c.kind != "full";
+  options.dropout_p = c.dropout;
+  if (c.kind == "window") {
+    options.has_window = true;
+    options.window_left = c.window - 1;
+    options.window_right = 0;
+    options.dilation = c.dilation;
+  }
+  SoftmaxAttentionInputs inputs;
+  inputs.q = q.view;
+  inputs.k = k.view;
+  inputs.v = v.view;
+  const auto run = [&] {
+    return softmax_attention_forward(options, inputs, out.view,
+                                     log_sum_exp.view.data, serial_executor());
+  };
+  if (Status status = run(); !status.ok()) {
+    state.SkipWithError(status.message().c_str());
+    return;
+  }
+  const double operations =
+      4 * static_cast<double>(c.dim * c.heads) * visible_pairs(c);
+  // Short runs are repeated between two measurements of the peak.
+  const int repeats = std::max(1, static_cast<int>(5e8 / operations));
+  std::vector<double> share, peaks;
+  for (auto _ : state) {
+    double peak = benchmarks::fma_peak(c.isa, is_double);
+    const double start = benchmarks::thread_seconds();
+    for (int i = 0; i < repeats; ++i)
+      if (!run().ok()) state.SkipWithError("kernel failed");
+    const double seconds = since(start) / repeats;
+    peak = 0.5 * (peak + benchmarks::fma_peak(c.isa, is_double));
+    state.SetIterationTime(seconds);
+    share.push_back(100 * operations / seconds / peak);
+    peaks.push_back(peak * 1e-9);
+  }
+  state.counters["peak%"] = median(share);
+  state.counters["best%"] = *std::max_element(share.begin(), share.end());
+  state.counters["peak_GF/s"] = median(peaks);
+}
+
+void add(const Case& c) {
+  std::string kind = c.kind;
+  if (c.window > 0) kind += str_cat("_", c.window);
+  if (c.dilation > 1) kind += str_cat("_by_", c.dilation);
+  if (c.dropout > 0) kind += "_dropout";
+  const std::string name = str_cat("forward/", kind, "/", isa_name(c.isa), "/",
+                                   cosformer::name(c.dtype), "/d:", c.dim,
+                                   "/L:", c.length, "/H:", c.heads);
+  benchmark::RegisterBenchmark(
+      name.c_str(), [c](benchmark::State& state) { attention(state, c); })
+      ->UseManualTime()
+      ->Unit(benchmark::kMillisecond);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (std::string_view name : supported_isas()) {
+    const Isa isa = isa_of(name);
+    for (const char* kind : {"causal", "full"}) {
+      for (int64_t dim : {64, 128, 32})
+        for (int64_t length : {256, 1024, 4096})
+          add({.kind = kind, .isa = isa, .dim = dim, .length = length});
+      add({.kind = kind, .isa = isa, .length = 64});
+      add({.kind = kind, .isa = isa, .dtype = DType::kBFloat16});
+      add({.kind = kind, .isa = isa, .dtype = DType::kFloat64});
+    }
+    for (int64_t dilation : {1, 4}) {
+      add({.kind = "window",
+           .isa = isa,
+           .length = 65536,
+           .heads = 4,
+           .window = 256,
+           .dilation = dilation});
+    }
+    add({.kind = "causal", .isa = isa, .dropout = 0.1});
+  }
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

@@ -1,0 +1,103 @@
+// 2^x in vectors: to about 1e-7 in float, 1e-15 in double.
+#if defined(COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
+#undef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
+#else
+#define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
+#endif
+
+#include "kernels/simd/softmax_exp_table.h"
+#include "kernels/simd/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cosformer::simd::HWY_NAMESPACE {
+
+// 2^x for x of at most 126 (127 in double: 1022): 0, or at most 2^-126 (double:
+// 2^-1022), where x is below that; infinity or something huge where it is
+// above; NaN where x is NaN. -infinity may give NaN.
+template <typename T>
+HWY_INLINE Vec<T> exp2_lanes(Vec<T> x);
+
+// Rounding to a multiple of a power of 2: adding a number so large that its
+// last bit is that power.
+template <typename T>
+struct Rounded {
+  Vec<T> sum;       // whose low bits count the multiples
+  Vec<T> multiple;  // x rounded
+  Vec<T> rest;      // x - multiple
+};
+template <typename T>
+HWY_INLINE Rounded<T> round_by(Vec<T> x, T magic) {
+  const Vec<T> m = hn::Set(Tag<T>(), magic);
+  Rounded<T> r;
+  r.sum = hn::Add(x, m);
+  r.multiple = hn::Sub(r.sum, m);
+  r.rest = hn::Sub(x, r.multiple);
+  return r;
+}
+
+// Degree 13 of the series in half a step: what is left is below 1e-17.
+template <>
+HWY_INLINE Vec<double> exp2_lanes<double>(Vec<double> x) {
+  const Tag<double> d;
+  const hn::RebindToSigned<Tag<double>> di;
+  // Of two NaN-free bounds and x, x comes second: NaN goes through.
+  x = hn::Min(hn::Set(d, 1023.0), hn::Max(hn::Set(d, -1022.0), x));
+  const Rounded<double> r = round_by<double>(x, 0x1.8p52);
+  Vec<double> p = hn::Set(d, kExp2Series.c[kExp2Degree]);
+  unroll<kExp2Degree>([&](auto i) COSFORMER_LAMBDA {
+    p = hn::MulAdd(p, r.rest, hn::Set(d, kExp2Series.c[kExp2Degree - 1 - i]));
+  });
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p),
+                                hn::ShiftLeft<52>(hn::BitCast(di, r.sum))));
+}
+
+template <>
+HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x) {
+  const Tag<float> d;
+  [[maybe_unused]] const hn::RebindToSigned<Tag<float>> di;
+#if HWY_TARGET == HWY_AVX3
+  // x to a 32nd; 2^(its fraction) from a table, the rest by degree 2. The
+  // table's look-up takes the low five bits of its index; scaling makes of far
+  // exponents 0 and infinity, so that nothing is clamped.
+  const Rounded<float> r = round_by<float>(x, 0x1.8p18f);
+  const Vec<float> table{_mm512_permutex2var_ps(
+      hn::Load(d, kExp2Table32.value).raw, hn::BitCast(di, r.sum).raw,
+      hn::Load(d, kExp2Table32.value + 16).raw)};
+  const Vec<float> u = hn::MulAdd(hn::Set(d, 0.2402265965938568f), r.rest,
+                                  hn::Set(d, 0.6931573152542114f));
+  const Vec<float> p = hn::MulAdd(hn::Mul(r.rest, table), u, table);
+  return Vec<float>{_mm512_scalef_ps(p.raw, r.multiple.raw)};
+#elif HWY_TARGET == HWY_AVX2
+  // x to an 8th; the table's entry 2^(i/8) has i/8 taken off its exponent's
+  // bits, so that adding the multiple gives the exponent alone.
+  x = hn::Min(hn::Set(d, 127.0f), hn::Max(hn::Set(d, -126.0f), x));
+  const Rounded<float> r = round_by<float>(x, 0x1.8p20f);
+  const Vec<float> entry{_mm256_permutevar8x32_ps(
+      hn::Load(d, kExp2Table8.value).raw, hn::BitCast(di, r.sum).raw)};
+  const Vec<float> table =
+      hn::BitCast(d, hn::Add(hn::BitCast(di, entry),
+                             hn::ShiftLeft<20>(hn::BitCast(di, r.sum))));
+  Vec<float> u = hn::MulAdd(hn::Set(d, 0.0554962232708931f), r.rest,
+                            hn::Set(d, 0.2402577356127236f));
+  u = hn::MulAdd(u, r.rest, hn::Set(d, 0.6931472420692444f));
+  return hn::MulAdd(hn::Mul(r.rest, table), u, table);
+#else
+  x = hn::Min(hn::Set(d, 127.0f), hn::Max(hn::Set(d, -126.0f), x));
+  const Rounded<float> r = round_by<float>(x, 0x1.8p23f);
+  Vec<float> p = hn::MulAdd(hn::Set(d, 0.001326472731307149f), r.rest,
+                            hn::Set(d, 0.009671512991189957f));
+  p = hn::MulAdd(p, r.rest, hn::Set(d, 0.05550733581185341f));
+  p = hn::MulAdd(p, r.rest, hn::Set(d, 0.24022242426872253f));
+  p = hn::MulAdd(p, r.rest, hn::Set(d, 0.6931470036506653f));
+  p = hn::MulAdd(p, r.rest, hn::Set(d, 1.0f));
+  return hn::BitCast(d, hn::Add(hn::BitCast(di, p),
+                                hn::ShiftLeft<23>(hn::BitCast(di, r.sum))));
+#endif
+}
+
+}  // namespace cosformer::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_

@@ -1,0 +1,494 @@
+// The forward of the softmax engine over the blocks of a plan
+// (softmax_plan.h): queries of a block are packed once; its keys are packed a
+// tile at a time, multiplied with all of its queries in turns that keep their
+// weights in the first cache, and forgotten. While a tile is multiplied the
+// rows of the next are brought into the second cache.
+#if defined(COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_
+#undef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_
+#else
+#define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "kernels/simd/chunk-inl.h"
+#include "kernels/simd/softmax_bias-inl.h"
+#include "kernels/simd/softmax_dropout-inl.h"
+#include "kernels/simd/softmax_pack-inl.h"
+#include "kernels/simd/softmax_pass.h"
+#include "kernels/simd/softmax_tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cosformer::simd::HWY_NAMESPACE {
+
+// Queries of a block, and of a turn.
+inline constexpr int64_t kBlockQueries = 288;
+inline constexpr int64_t kTurn = 96;
+static_assert(kTurn % kSoftmaxRows == 0 && kBlockQueries % kSoftmaxRows == 0);
+
+// Rows that will be read soon, in pieces of what a step of a score tile asks
+// for.
+class RowsAhead {
+ public:
+  static constexpr int64_t kPiece = 256;
+
+  void clear() { parts_ = part_ = 0; }
+  void add(const HeadRows& rows, const IndexList& list, int64_t from,
+           int64_t to, int64_t bytes) {
+    if (from < to) part_list_[parts_++] = {rows, &list, from, to, bytes};
+  }
+  // The next pieces, as many as a tile of this depth asks for; `idle` where
+  // there are no more.
+  const Prefetches* next(const char* idle, int64_t depth) {
+    if (part_ == parts_) {
+      if (filled_) std::fill_n(pieces_.at, kPrefetches, idle);
+      filled_ = false;
+      return &pieces_;
+    }
+    const int64_t steps = std::min<int64_t>(kPrefetches, depth / 4);
+    for (int64_t i = 0; i < steps; ++i) pieces_.at[i] = piece(idle);
+    filled_ = true;
+    return &pieces_;
+  }
+
+ private:
+  struct Part {
+    HeadRows rows;
+    const IndexList* list;
+    int64_t at, end, bytes;
+  };
+  const char* piece(const char* idle) {
+    if (part_ == parts_) return idle;
+    Part& part = part_list_[part_];
+    const char* at = part.rows.at((*part.list)[part.at]) + offset_;
+    offset_ += kPiece;
+    if (offset_ >= part.bytes) {
+      offset_ = 0;
+      if (++part.at == part.end) ++part_;
+    }
+    return at;
+  }
+
+  Part part_list_[3];
+  int parts_ = 0, part_ = 0;
+  int64_t offset_ = 0;
+  bool filled_ = true;
+  Prefetches pieces_;
+};
+
+template <typename T>
+struct ForwardScratch {
+  ForwardScratch(const SoftmaxCall& call, int64_t queries, Carver<T>& carver) {
+    const int64_t rows = round_up(queries, kSoftmaxRows);
+    q_length = row_length<T>(call.dim);
+    v_length = row_length<T>(call.value_dim);
+    q = carver.take(rows * q_length);
+    out = carver.take(rows * v_length);
+    keys = carver.take(across_size<T>(kTileKeys, call.dim));
+    values = carver.take(kTileKeys * v_length);
+    weights = carver.take(kTurn * kTileKeys);
+    reference = carver.take(rows);
+    sums = carver.take(rows * kLanes<T>);
+    total = carver.take(round_up(rows, kLanes<T>));
+    memory = carver.take(kLanes<T> * q_length);
+    bias = carver.take(
+        call.inputs.relative_bias == nullptr ? 0 : kSoftmaxRows * kTileKeys);
+    const int64_t per = static_cast<int64_t>(sizeof(T));
+    seen = reinterpret_cast<uint8_t*>(carver.take(rows / per + 1));
+    bits = reinterpret_cast<TileBits*>(
+        carver.take(kTurn * static_cast<int64_t>(sizeof(TileBits)) / per));
+  }
+
+  int64_t q_length, v_length;
+  T *q, *out, *keys, *values;
+  T* weights;  // [kTurn][kTileKeys]
+  T *reference, *sums, *total;
+  T *memory, *bias;
+  uint8_t* seen;
+  TileBits* bits;  // of the rows of a turn
+};
+
+template <typename T>
+class ForwardRun {
+ public:
+  ForwardRun(const SoftmaxPlan& plan, const void* bias, void* memory)
+      : plan_(plan),
+        call_(plan.call()),
+        bias_(static_cast<const T*>(bias)),
+        carver_(memory),
+        s_(call_, longest(plan), carver_) {}
+
+  void run(int64_t begin, int64_t end) {
+    if (begin >= end) return;
+    lists_[0].fill(plan_, plan_.item(begin));
+    for (int64_t i = begin; i < end; ++i) {
+      const SoftmaxItem item = plan_.item(i);
+      const InnerList& list = lists_[(i - begin) % 2];
+      const InnerList* next = nullptr;
+      if (i + 1 < end) {
+        InnerList& filled = lists_[(i + 1 - begin) % 2];
+        filled.fill(plan_, plan_.item(i + 1));
+        next = &filled;
+      }
+      attend(item, list.list(), next, i + 1);
+    }
+  }
+
+  static int64_t longest(const SoftmaxPlan& plan) {
+    int64_t queries = 0;
+    for (const SoftmaxBlock& block : plan.blocks())
+      queries = std::max(queries, block.outer.count);
+    return queries;
+  }
+
+ private:
+  static constexpr int kRows = kSoftmaxRows;
+  static constexpr int64_t kLane = kLanes<T>;
+  static constexpr int64_t kStep = kTileStep<T>;
+  static constexpr int64_t kGroups = kTurn / kRows;
+
+  // A group of kRows rows of a turn in a tile: its columns [from, to),
+  // multiples of kStep; those that some row does not see are masked.
+  struct Group {
+    int64_t from = 0, to = 0;
+    TileBits all;  // what every row sees
+  };
+
+  HeadRows queries_of(const SoftmaxItem& item) const {
+    const AttentionRow& row = plan_.row(item.block->row);
+    return head_rows(call_.inputs.q, row.batch, item.head, row.q_offset);
+  }
+  HeadRows keys_of(const ConstView4& view, const SoftmaxItem& item) const {
+    const AttentionRow& row = plan_.row(item.block->row);
+    return head_rows(view, row.batch, item.head / call_.group, row.kv_offset);
+  }
+
+  void attend(const SoftmaxItem& item, const IndexList& list,
+              const InnerList* next, int64_t next_item) {
+    item_ = item;
+    side_ = plan_.queries(item.block->row);
+    rows_ = item.block->outer.count;
+    keys_ = keys_of(call_.inputs.k, item);
+    values_ = keys_of(call_.inputs.v, item);
+    start_rows();
+    for (int64_t first = 0; first < list.count; first += kTileKeys) {
+      const int64_t count = std::min(kTileKeys, list.count - first);
+      mask_.start(plan_, item, list, first, count);
+      if (mask_.classify(0, rows_) == TileClass::kNone) continue;
+      look_ahead(list, first + count, next, next_item);
+      attend_tile(list, first, count);
+    }
+    finish();
+  }
+
+  // Whether the block answers query x, and whether that one sees anything.
+  bool owned(int64_t x) const {
+    return item_.block->is_global || !side_.is_global(x);
+  }
+  bool live(int64_t x) const { return side_.real(x) && owned(x); }
+
+  void start_rows() {
+    const int64_t padded = round_up(rows_, kRows);
+    // Scores come as powers of 2.
+    const T factor = static_cast<T>(call_.scale * std::numbers::log2e);
+    pack_as_rows<T>(
+        queries_of(item_), item_.block->outer, 0, rows_,
+        [&](int64_t x) { return live(x); }, call_.dim, factor, s_.q);
+    for (int64_t t = rows_; t < padded; ++t)
+      zero_row(s_.q + t * s_.q_length, s_.q_length);
+    std::fill_n(s_.reference, padded, T{0});
+    std::fill_n(s_.sums, padded * kLane, T{0});
+    // Rows that are not live need no reference: what they hold is not used.
+    const bool all_live = side_.mask == nullptr && side_.global_mask == nullptr;
+    for (int64_t t = 0; t < padded; ++t) {
+      const bool is_live =
+          t < rows_ && (all_live || live(item_.block->outer[t]));
+      s_.seen[t] = is_live ? kUnseen : kSeen;
+    }
+    std::fill_n(started_, kBlockQueries / kRows, false);
+  }
+
+  // The rows that come after the tile at hand.
+  void look_ahead(const IndexList& list, int64_t from, const InnerList* next,
+                  int64_t next_item) {
+    ahead_.clear();
+    const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
+    if (from < list.count) {
+      const int64_t to = std::min(list.count, from + kTileKeys);
+      ahead_.add(keys_, list, from, to, call_.dim * size);
+      ahead_.add(values_, list, from, to, call_.value_dim * size);
+    } else if (next != nullptr) {
+      const SoftmaxItem item = plan_.item(next_item);
+      const int64_t to = std::min(next->list().count, kTileKeys);
+      ahead_.add(queries_of(item), item.block->outer, 0,
+                 item.block->outer.count, call_.dim * size);
+      ahead_.add(keys_of(call_.inputs.k, item), next->list(), 0, to,
+                 call_.dim * size);
+      ahead_.add(keys_of(call_.inputs.v, item), next->list(), 0, to,
+                 call_.value_dim * size);
+    }
+  }
+
+  void attend_tile(const IndexList& list, int64_t first, int64_t count) {
+    bool packed = false, finite = true;
+    for (int64_t begin = 0; begin < rows_; begin += kTurn) {
+      const int64_t end = std::min(begin + kTurn, rows_);
+      if (!group_rows(begin, end, count)) continue;
+      if (!packed) {
+        pack_across<T>(keys_, list, first, count, mask_.real(), call_.dim,
+                       s_.keys, s_.memory);
+        finite = pack_by_columns<T>(values_, list, first, count, mask_.real(),
+                                    call_.value_dim, s_.values);
+        packed = true;
+      }
+      const int64_t groups = (end - begin + kRows - 1) / kRows;
+      for (int64_t g = 0; g < groups; ++g)
+        if (groups_[g].from < groups_[g].to)
+          score_group(list, first, begin + g * kRows, g);
+      add_values(begin, groups, finite);
+    }
+  }
+
+  // What each group of rows [begin, end) sees of the tile; whether anything.
+  bool group_rows(int64_t begin, int64_t end, int64_t count) {
+    const TileClass seen = mask_.classify(begin, end);
+    if (seen == TileClass::kNone) return false;
+    const int64_t groups = (end - begin + kRows - 1) / kRows;
+    const TileBits everything = bit_range(0, count);
+    if (seen == TileClass::kFull) {
+      std::fill_n(groups_, groups,
+                  Group{0, round_up(count, kStep), everything});
+      std::fill_n(s_.bits, groups * kRows, everything);
+      return true;
+    }
+    bool any = false;
+    for (int64_t g = 0; g < groups; ++g) {
+      TileBits some, all = everything;
+      TileBits* bits = s_.bits + g * kRows;
+      const int64_t rows = std::min<int64_t>(kRows, end - begin - g * kRows);
+      for (int64_t r = 0; r < rows; ++r) {
+        bits[r] = mask_.row(begin + g * kRows + r);
+        some = some | bits[r];
+        all = all & bits[r];
+      }
+      std::fill_n(bits + rows, kRows - rows, TileBits());
+      groups_[g] = Group();
+      if (!some.any()) continue;
+      any = true;
+      groups_[g].all = all;
+      const int64_t low = some.word[0] != 0
+                              ? std::countr_zero(some.word[0])
+                              : 64 + std::countr_zero(some.word[1]);
+      const int64_t high = some.word[1] != 0
+                               ? 128 - std::countl_zero(some.word[1])
+                               : 64 - std::countl_zero(some.word[0]);
+      groups_[g].from = low / kStep * kStep;
+      groups_[g].to = round_up(high, kStep);
+    }
+    return any;
+  }
+
+  void score_group(const IndexList& list, int64_t first, int64_t t, int64_t g) {
+    const Group& group = groups_[g];
+    ScoreTile<T> tile;
+    tile.q = s_.q + t * s_.q_length;
+    tile.q_stride = s_.q_length;
+    tile.depth = round_up(call_.dim, 4);
+    tile.bits = s_.bits + g * kRows;
+    tile.reference = s_.reference + t;
+    tile.seen = s_.seen + t;
+    tile.sums = s_.sums + t * kLane;
+    tile.out = started_[t / kRows] ? s_.out + t * s_.v_length : nullptr;
+    tile.out_stride = s_.v_length;
+    const T* bias[kRows];
+    tile.bias = bias_ == nullptr ? nullptr : bias;
+    T* weights = s_.weights + g * kRows * kTileKeys;
+    for (int64_t p = group.from / kPanel<T> * kPanel<T>; p < group.to;
+         p += kPanel<T>) {
+      const int64_t from = std::max(group.from, p);
+      const int64_t to = std::min(group.to, p + kPanel<T>);
+      tile.keys = s_.keys + p * s_.q_length + from - p;
+      tile.weights = weights + from;
+      tile.column = from;
+      tile.before = from - group.from;
+      tile.prefetch =
+          ahead_.next(reinterpret_cast<const char*>(tile.q), tile.depth);
+      if (bias_ != nullptr)
+        bias_rows(list, first + from, std::min(to, list.count - first) - from,
+                  t, bias);
+      const TileBits columns = bit_range(from, to);
+      const bool masked = (group.all & columns) != columns;
+      bool unseen = false;
+      for (int r = 0; r < kRows; ++r) unseen |= tile.seen[r] != kSeen;
+      for_vectors<T>((to - from) / kLane, [&](auto vectors) HWY_ATTR {
+        constexpr int kVectors = decltype(vectors)::value;
+        if (unseen) {
+          score_tile<T, kVectors, true, true>(tile);
+        } else if (masked) {
+          score_tile<T, kVectors, true, false>(tile);
+        } else {
+          score_tile<T, kVectors, false, false>(tile);
+        }
+      });
+    }
+    if (call_.options.dropout_p > 0) drop(list, first, t, group, weights);
+  }
+
+  // Biases of the rows from t on, of keys [at, at + count) of the list.
+  void bias_rows(const IndexList& list, int64_t at, int64_t count, int64_t t,
+                 const T** rows) {
+    const AttentionRow& row = plan_.row(item_.block->row);
+    const BiasTable<T> table(call_, bias_, item_.head);
+    for (int r = 0; r < kRows; ++r) {
+      const int64_t x = item_.block->outer[std::min(t + r, rows_ - 1)];
+      rows[r] = table.row(list, at, count, row.kv_start - row.q_start - x,
+                          s_.bias + r * kTileKeys);
+    }
+  }
+
+  // Makes the weights that dropout takes 0; the sums keep them.
+  void drop(const IndexList& list, int64_t first, int64_t t, const Group& group,
+            T* HWY_RESTRICT weights) {
+    const Tag<T> d;
+    const AttentionRow& row = plan_.row(item_.block->row);
+    const DropoutRows dropout(call_, item_.block->row, item_.head);
+    const int64_t count = std::min(group.to, list.count - first) - group.from;
+    for (int64_t r = 0; r < std::min<int64_t>(kRows, rows_ - t); ++r) {
+      const TileBits keeps =
+          dropout.keeps(row.q_start + item_.block->outer[t + r], list,
+                        first + group.from, count, row.kv_start);
+      T* HWY_RESTRICT w = weights + r * kTileKeys + group.from;
+      for (int64_t c = 0; c < count; c += kLane) {
+        const auto lanes = lanes_of<T>(keeps.word[c / 64] >> (c % 64));
+        hn::Store(hn::IfThenElseZero(lanes, hn::Load(d, w + c)), d, w + c);
+      }
+    }
+  }
+
+  void add_values(int64_t begin, int64_t groups, bool finite) {
+    for_panels<T>(s_.v_length, [&](auto vectors, int64_t c) HWY_ATTR {
+      constexpr int kVectors = decltype(vectors)::value;
+      constexpr int64_t kWidth = kVectors * kLane;
+      const T* values = s_.values + c * kTileKeys;
+      for (int64_t g = 0; g < groups; ++g) {
+        const Group& group = groups_[g];
+        if (group.from >= group.to) continue;
+        const int64_t t = begin + g * kRows;
+        const bool add = started_[t / kRows];
+        const T* weights = s_.weights + g * kRows * kTileKeys;
+        T* out = s_.out + t * s_.v_length + c;
+        const TileBits columns = bit_range(group.from, group.to);
+        if (!finite && (group.all & columns) != columns) {
+          for (int r = 0; r < kRows; ++r) {
+            const TileBits& bits = s_.bits[g * kRows + r];
+            value_row(weights + r * kTileKeys, bits, values, kWidth, add,
+                      out + r * s_.v_length);
+          }
+          continue;
+        }
+        weights += group.from;
+        const T* from = values + group.from * kWidth;
+        const int64_t keys = group.to - group.from;
+        if (add) {
+          value_tile<T, kVectors, true>(weights, from, keys, out, s_.v_length);
+        } else {
+          value_tile<T, kVectors, false>(weights, from, keys, out, s_.v_length);
+        }
+      }
+    });
+    for (int64_t g = 0; g < groups; ++g)
+      if (groups_[g].from < groups_[g].to) started_[begin / kRows + g] = true;
+  }
+
+  void finish() {
+    const Tag<T> d;
+    for (int64_t t = 0; t < rows_; ++t) {
+      s_.total[t] =
+          hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s_.sums + t * kLane)));
+    }
+    if (call_.log_sum_exp != nullptr) store_log_sums();
+    const T kept = static_cast<T>(1 / (1 - call_.options.dropout_p));
+    for (int64_t t = 0; t < rows_; ++t) s_.total[t] = kept / s_.total[t];
+    const IndexList& outer = item_.block->outer;
+    const AttentionRow& row = plan_.row(item_.block->row);
+    const View4& view = call_.out;
+    const HeadRows to = head_rows(view, row.batch, item_.head, row.q_offset);
+    // A run of rows is a strided one.
+    const int64_t run = outer.list == nullptr ? 32 : 1;
+    for (int64_t t = 0; t < rows_; t += run) {
+      uint64_t written = 0, alive = 0;
+      for (int64_t s = 0; s < std::min(run, rows_ - t); ++s) {
+        const int64_t x = outer[t + s];
+        const bool seen =
+            s_.seen[t + s] != kUnseen && started_[(t + s) / kRows] && live(x);
+        written |= uint64_t{owned(x)} << s;
+        alive |= uint64_t{seen} << s;
+      }
+      if (written == 0) continue;
+      write_rows<T>(view.dtype, s_.out + t * s_.v_length, s_.v_length,
+                    s_.total + t, written, alive, call_.value_dim,
+                    {to.at(outer[t]), 0, view.stride[1] * outer.step},
+                    call_.stream);
+    }
+  }
+
+  void store_log_sums() {
+    const AttentionRow& row = plan_.row(item_.block->row);
+    T* to = static_cast<T*>(call_.log_sum_exp) +
+            (row.batch * call_.inputs.q.size[1] + row.q_offset) * call_.heads +
+            item_.head;
+    for (int64_t t = 0; t < rows_; ++t) {
+      const int64_t x = item_.block->outer[t];
+      if (!owned(x)) continue;
+      const bool seen = s_.seen[t] != kUnseen && live(x);
+      to[x * call_.heads] =
+          seen ? static_cast<T>(std::numbers::ln2_v<T> * s_.reference[t] +
+                                std::log(s_.total[t]))
+               : -std::numeric_limits<T>::infinity();
+    }
+  }
+
+  const SoftmaxPlan& plan_;
+  const SoftmaxCall& call_;
+  const T* bias_;
+  Carver<T> carver_;
+  ForwardScratch<T> s_;
+  InnerList lists_[2];
+  TileMask mask_;
+  RowsAhead ahead_;
+
+  SoftmaxItem item_;
+  SideView side_;
+  int64_t rows_ = 0;
+  HeadRows keys_, values_;
+  bool started_[kBlockQueries / kRows];  // groups that hold something
+  Group groups_[kGroups];                // of the turn and tile at hand
+};
+
+template <typename T>
+SoftmaxForward make_softmax_forward() {
+  SoftmaxForward forward{};
+  forward.block_rows = kBlockQueries;
+  forward.bias_elements = &bias_elements<T>;
+  forward.expand_bias = &expand_bias<T>;
+  forward.scratch_bytes = [](const SoftmaxCall& call, int64_t queries) {
+    Carver<T> counter(nullptr);
+    const ForwardScratch<T> counted(call, queries, counter);
+    return counter.bytes();
+  };
+  forward.run = [](const SoftmaxPlan& plan, int64_t begin, int64_t end,
+                   const void* bias, void* scratch) {
+    ForwardRun<T>(plan, bias, scratch).run(begin, end);
+  };
+  return forward;
+}
+
+}  // namespace cosformer::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_

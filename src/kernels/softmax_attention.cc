@@ -1,0 +1,39 @@
+// The entry points of the softmax engine: check, then compute.
+#include "cosformer/kernels.h"
+#include "kernels/call_check.h"
+#include "kernels/dispatch.h"
+#include "kernels/simd/softmax_pass.h"
+
+namespace cosformer {
+namespace {
+
+// Outputs that will not fit into the caches anyway are written past them.
+bool too_large_for_cache(const View4& out) {
+  constexpr int64_t kBytes = 1 << 20;
+  return out.size[0] * out.size[1] * out.size[2] * out.size[3] *
+             static_cast<int64_t>(size_of(out.dtype)) >=
+         kBytes;
+}
+
+}  // namespace
+
+Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
+                                 const SoftmaxAttentionInputs& inputs,
+                                 const View4& out, void* log_sum_exp,
+                                 Executor& executor) {
+  COSFORMER_RETURN_IF_ERROR(check_softmax_attention(options, inputs));
+  COSFORMER_RETURN_IF_ERROR(check_softmax_forward(inputs, out));
+  const Result<Isa> isa = chosen_isa();
+  COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::SoftmaxCall call(options, inputs);
+  call.out = out;
+  call.log_sum_exp = log_sum_exp;
+  call.stream = too_large_for_cache(out);
+  return simd::run_softmax_forward(call,
+                                   inputs.q.dtype == DType::kFloat64
+                                       ? simd::softmax_forward_f64(*isa)
+                                       : simd::softmax_forward_f32(*isa),
+                                   executor);
+}
+
+}  // namespace cosformer
