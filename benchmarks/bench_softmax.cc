@@ -1,6 +1,6 @@
 // Exact softmax attention as a share of the machine's peak: peak% = (4 d
-// operations a visible pair and head forward) / time / the peak of
-// multiply-adds of the same instruction set, measured before and after every
+// operations a visible pair and head forward, 10 d backward) / time / the peak
+// of multiply-adds of the same instruction set, measured before and after every
 // run, so that a busy neighbour or a falling clock rate lowers both. One
 // thread, its own processor time. peak% is the median over the runs, best%
 // their largest (a neighbour's use of caches and memory lowers the kernels, but
@@ -23,13 +23,16 @@ namespace {
 
 using namespace cosformer;  // NOLINT: a program of one file
 
+enum class Pass { kForward, kBackward };
+
 struct Case {
   std::string kind;  // causal, full, window (of `window` keys)
-  Isa isa;
+  Isa isa = Isa::kGeneric;
   DType dtype = DType::kFloat32;
   int64_t dim = 64, length = 1024, heads = 16;
   int64_t window = 0, dilation = 1;
   double dropout = 0;
+  Pass pass = Pass::kForward;
 };
 
 Isa isa_of(std::string_view name) {
@@ -97,6 +100,10 @@ void attention(benchmark::State& state, const Case& c) {
   Tensor out(c.dtype, c.length, c.heads, c.dim, 0);
   Tensor log_sum_exp(is_double ? DType::kFloat64 : DType::kFloat32, c.length,
                      c.heads, 1, 0);
+  Tensor d_out(c.dtype, c.length, c.heads, c.dim, 4);
+  Tensor dq(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor dk(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor dv(c.dtype, c.length, c.heads, c.dim, 0);
   SoftmaxAttentionOptions options;
   options.is_causal = c.kind != "full";
   options.dropout_p = c.dropout;
@@ -110,16 +117,23 @@ void attention(benchmark::State& state, const Case& c) {
   inputs.q = q.view;
   inputs.k = k.view;
   inputs.v = v.view;
-  const auto run = [&] {
+  const auto forward = [&] {
     return softmax_attention_forward(options, inputs, out.view,
                                      log_sum_exp.view.data, serial_executor());
   };
-  if (Status status = run(); !status.ok()) {
+  const auto run = [&] {
+    if (c.pass == Pass::kForward) return forward();
+    return softmax_attention_backward(
+        options, inputs, out.view, log_sum_exp.view.data, d_out.view, dq.view,
+        dk.view, dv.view, nullptr, serial_executor());
+  };
+  if (Status status = forward(); !status.ok()) {
     state.SkipWithError(status.message().c_str());
     return;
   }
-  const double operations =
-      4 * static_cast<double>(c.dim * c.heads) * visible_pairs(c);
+  const double operations = (c.pass == Pass::kForward ? 4 : 10) *
+                            static_cast<double>(c.dim * c.heads) *
+                            visible_pairs(c);
   // Short runs are repeated between two measurements of the peak.
   const int repeats = std::max(1, static_cast<int>(5e8 / operations));
   std::vector<double> share, peaks;
@@ -144,9 +158,10 @@ void add(const Case& c) {
   if (c.window > 0) kind += str_cat("_", c.window);
   if (c.dilation > 1) kind += str_cat("_by_", c.dilation);
   if (c.dropout > 0) kind += "_dropout";
-  const std::string name = str_cat("forward/", kind, "/", isa_name(c.isa), "/",
-                                   cosformer::name(c.dtype), "/d:", c.dim,
-                                   "/L:", c.length, "/H:", c.heads);
+  const std::string name =
+      str_cat(c.pass == Pass::kForward ? "forward/" : "backward/", kind, "/",
+              isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
+              "/L:", c.length, "/H:", c.heads);
   benchmark::RegisterBenchmark(
       name.c_str(), [c](benchmark::State& state) { attention(state, c); })
       ->UseManualTime()
@@ -158,23 +173,32 @@ void add(const Case& c) {
 int main(int argc, char** argv) {
   for (std::string_view name : supported_isas()) {
     const Isa isa = isa_of(name);
-    for (const char* kind : {"causal", "full"}) {
-      for (int64_t dim : {64, 128, 32})
-        for (int64_t length : {256, 1024, 4096})
-          add({.kind = kind, .isa = isa, .dim = dim, .length = length});
-      add({.kind = kind, .isa = isa, .length = 64});
-      add({.kind = kind, .isa = isa, .dtype = DType::kBFloat16});
-      add({.kind = kind, .isa = isa, .dtype = DType::kFloat64});
+    for (Pass pass : {Pass::kForward, Pass::kBackward}) {
+      for (const char* kind : {"causal", "full"}) {
+        const auto add_case = [&](Case c) {
+          c.kind = kind;
+          c.isa = isa;
+          c.pass = pass;
+          add(c);
+        };
+        for (int64_t dim : {64, 128, 32})
+          for (int64_t length : {256, 1024, 4096})
+            add_case({.dim = dim, .length = length});
+        add_case({.length = 64});
+        add_case({.dtype = DType::kBFloat16});
+        add_case({.dtype = DType::kFloat64});
+      }
+      for (int64_t dilation : {1, 4}) {
+        add({.kind = "window",
+             .isa = isa,
+             .length = 65536,
+             .heads = 4,
+             .window = 256,
+             .dilation = dilation,
+             .pass = pass});
+      }
+      add({.kind = "causal", .isa = isa, .dropout = 0.1, .pass = pass});
     }
-    for (int64_t dilation : {1, 4}) {
-      add({.kind = "window",
-           .isa = isa,
-           .length = 65536,
-           .heads = 4,
-           .window = 256,
-           .dilation = dilation});
-    }
-    add({.kind = "causal", .isa = isa, .dropout = 0.1});
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;

@@ -2,13 +2,14 @@
 #include "cosformer/kernels.h"
 #include "kernels/call_check.h"
 #include "kernels/dispatch.h"
+#include "kernels/simd/softmax_backward.h"
 #include "kernels/simd/softmax_pass.h"
 
 namespace cosformer {
 namespace {
 
 // Outputs that will not fit into the caches anyway are written past them.
-bool too_large_for_cache(const View4& out) {
+bool too_large_for_cache(const ConstView4& out) {
   constexpr int64_t kBytes = 1 << 20;
   return out.size[0] * out.size[1] * out.size[2] * out.size[3] *
              static_cast<int64_t>(size_of(out.dtype)) >=
@@ -34,6 +35,35 @@ Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
                                        ? simd::softmax_forward_f64(*isa)
                                        : simd::softmax_forward_f32(*isa),
                                    executor);
+}
+
+Status softmax_attention_backward(const SoftmaxAttentionOptions& options,
+                                  const SoftmaxAttentionInputs& inputs,
+                                  const ConstView4& out,
+                                  const void* log_sum_exp,
+                                  const ConstView4& d_out, const View4& dq,
+                                  const View4& dk, const View4& dv,
+                                  void* d_relative_bias, Executor& executor) {
+  COSFORMER_RETURN_IF_ERROR(check_softmax_attention(options, inputs));
+  COSFORMER_RETURN_IF_ERROR(
+      check_softmax_backward(inputs, d_out, dq, dk, dv, d_relative_bias));
+  COSFORMER_RETURN_IF_ERROR(check_softmax_saved(inputs, out, log_sum_exp));
+  const Result<Isa> isa = chosen_isa();
+  COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::SoftmaxCall call(options, inputs);
+  call.saved_out = out;
+  call.saved_log_sum_exp = log_sum_exp;
+  call.d_out = d_out;
+  call.dq = dq;
+  call.dk = dk;
+  call.dv = dv;
+  call.d_relative_bias = d_relative_bias;
+  call.stream = too_large_for_cache(d_out);
+  return simd::run_softmax_backward(call,
+                                    inputs.q.dtype == DType::kFloat64
+                                        ? simd::softmax_backward_f64(*isa)
+                                        : simd::softmax_backward_f32(*isa),
+                                    executor);
 }
 
 }  // namespace cosformer

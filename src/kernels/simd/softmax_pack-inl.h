@@ -78,13 +78,16 @@ HWY_INLINE void zero_row(T* HWY_RESTRICT out, int64_t length) {
     hn::Store(hn::Zero(Tag<T>()), Tag<T>(), out + c);
 }
 
-// Rows [from, to) of a list times `factor`, zeros where live(x) is not.
+// Rows [from, to) of a list times `factor`, zeros where live(x) is not. Returns
+// whether all are finite.
 template <typename T, class Live>
-HWY_NOINLINE void pack_as_rows(const HeadRows& rows, const IndexList& list,
+HWY_NOINLINE bool pack_as_rows(const HeadRows& rows, const IndexList& list,
                                int64_t from, int64_t to, const Live& live,
                                int64_t dim, T factor, T* HWY_RESTRICT out) {
   const Tag<T> d;
   const int64_t length = row_length<T>(dim);
+  const Vec<T> zero = hn::Zero(d);
+  Vec<T> finite = zero;  // x 0 is 0 for every finite x, else NaN
   for_input<T>(rows.dtype, [&](auto type) HWY_ATTR {
     using In = decltype(type);
     const Vec<T> by = hn::Set(d, factor);
@@ -96,10 +99,13 @@ HWY_NOINLINE void pack_as_rows(const HeadRows& rows, const IndexList& list,
       }
       load_row<T>(reinterpret_cast<const In*>(rows.at(x)), dim, length,
                   [&](Vec<T> v, int64_t c) COSFORMER_LAMBDA {
-                    hn::Store(hn::Mul(v, by), d, out + c);
+                    const Vec<T> y = hn::Mul(v, by);
+                    finite = hn::MulAdd(y, zero, finite);
+                    hn::Store(y, d, out + c);
                   });
     }
   });
+  return hn::AllTrue(d, hn::Eq(finite, zero));
 }
 
 // out[c * kPanel + r] = rows[r][c] for a square of lanes x lanes, from column c

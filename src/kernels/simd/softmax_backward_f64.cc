@@ -1,0 +1,27 @@
+// The softmax engine's backward kernels that compute in double, for every
+// instruction set.
+#include "kernels/simd/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/simd/softmax_backward_f64.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h: it defines the target that the rest is compiled for.
+#include "kernels/simd/softmax_backward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cosformer::simd::HWY_NAMESPACE {
+const SoftmaxBackwardKernels& softmax_backward_f64() {
+  static constexpr SoftmaxBackwardKernels kKernels =
+      softmax_backward_kernels<double>();
+  return kKernels;
+}
+}  // namespace cosformer::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace cosformer::simd {
+const SoftmaxBackwardKernels& softmax_backward_f64(Isa isa) {
+  return COSFORMER_DISPATCH(isa, softmax_backward_f64);
+}
+}  // namespace cosformer::simd
+#endif
