@@ -44,9 +44,14 @@ HWY_INLINE Vec<float> load_wide(const BFloat16* p) {
           d32, hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p)))));
 }
 HWY_INLINE Vec<float> load_wide(const Float16* p) {
+#if HWY_TARGET == HWY_SCALAR
+  // Highway's own takes infinities and NaN for numbers there.
+  return hn::Set(Tag<float>(), float16_to_float(p->bits));
+#else
   const hn::Rebind<hwy::float16_t, Tag<float>> d16;
   return hn::PromoteTo(
       Tag<float>(), hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(p)));
+#endif
 }
 
 HWY_INLINE void narrow(const float* x, BFloat16* out, int64_t n) {
