@@ -27,7 +27,7 @@ enum class Pass { kForward, kBackward };
 
 struct Case {
   std::string kind;  // causal, full, window (of `window` keys)
-  Isa isa = Isa::kGeneric;
+  Isa isa;
   DType dtype = DType::kFloat32;
   int64_t dim = 64, length = 1024, heads = 16;
   int64_t window = 0, dilation = 1;
@@ -175,18 +175,22 @@ int main(int argc, char** argv) {
     const Isa isa = isa_of(name);
     for (Pass pass : {Pass::kForward, Pass::kBackward}) {
       for (const char* kind : {"causal", "full"}) {
-        const auto add_case = [&](Case c) {
-          c.kind = kind;
-          c.isa = isa;
-          c.pass = pass;
+        Case c{.kind = kind, .isa = isa, .pass = pass};
+        for (int64_t dim : {64, 128, 32}) {
+          c.dim = dim;
+          for (int64_t length : {256, 1024, 4096}) {
+            c.length = length;
+            add(c);
+          }
+        }
+        c.dim = 64;
+        c.length = 64;
+        add(c);
+        c.length = 1024;
+        for (DType dtype : {DType::kBFloat16, DType::kFloat64}) {
+          c.dtype = dtype;
           add(c);
-        };
-        for (int64_t dim : {64, 128, 32})
-          for (int64_t length : {256, 1024, 4096})
-            add_case({.dim = dim, .length = length});
-        add_case({.length = 64});
-        add_case({.dtype = DType::kBFloat16});
-        add_case({.dtype = DType::kFloat64});
+        }
       }
       for (int64_t dilation : {1, 4}) {
         add({.kind = "window",
