@@ -1,9 +1,10 @@
-// Whether a call needs an autograd function at all.
+// What the operators' autograd functions share.
 #ifndef COSFORMER_OPS_AUTOGRAD_UTIL_H_
 #define COSFORMER_OPS_AUTOGRAD_UTIL_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <initializer_list>
 #include <optional>
@@ -26,6 +27,60 @@ inline bool is_differentiated(
     if (tensor->has_value() && differentiated(**tensor)) return true;
   return false;
 }
+
+inline std::optional<at::Tensor> if_defined(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+// Undefined where an operator returned "not needed".
+inline at::Tensor if_needed(bool needed, const at::Tensor& tensor) {
+  return needed ? tensor : at::Tensor();
+}
+
+// Tells autograd, also in inference mode, that an operator changes its
+// arguments.
+inline void bump_versions(std::initializer_list<const at::Tensor*> tensors) {
+  for (const at::Tensor* tensor : tensors) {
+    // Tensors made in inference mode have no version: nothing can save them.
+    if (!tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// A node of its own in the graph, also where the caller passed one tensor as
+// query and key.
+inline at::Tensor graph_node(const at::Tensor& tensor) {
+  return tensor.requires_grad() ? tensor.alias()
+                                : tensor.detach().requires_grad_();
+}
+inline std::optional<at::Tensor> graph_node(
+    const std::optional<at::Tensor>& tensor) {
+  return tensor ? std::optional<at::Tensor>(graph_node(*tensor)) : std::nullopt;
+}
+
+// The start of a graph of its own.
+inline at::Tensor leaf(const at::Tensor& tensor) {
+  return tensor.detach().requires_grad_();
+}
+inline std::optional<at::Tensor> leaf(const std::optional<at::Tensor>& tensor) {
+  return tensor ? std::optional<at::Tensor>(leaf(*tensor)) : std::nullopt;
+}
+
+// Records gradients although the dispatcher has passed autograd already.
+class RecordGradients {
+ public:
+  RecordGradients() : keys_(with_autograd()), grad_mode_(true) {}
+
+ private:
+  static c10::impl::LocalDispatchKeySet with_autograd() {
+    c10::impl::LocalDispatchKeySet keys =
+        c10::impl::tls_local_dispatch_key_set();
+    keys.excluded_ =
+        keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
+    return keys;
+  }
+  c10::impl::ForceDispatchKeyGuard keys_;
+  c10::AutoGradMode grad_mode_;
+};
 
 }  // namespace cosformer::ops
 

@@ -1,12 +1,10 @@
-// Kernel inputs made of a call's CPU tensors.
+// Kernel inputs made of a linear attention call's tensors.
 #ifndef COSFORMER_OPS_CPU_INPUTS_H_
 #define COSFORMER_OPS_CPU_INPUTS_H_
 
-#include <c10/util/SmallVector.h>
-
 #include "cosformer/kernels.h"
+#include "ops/cpu_call.h"
 #include "ops/linear_call.h"
-#include "ops/views.h"
 
 namespace cosformer::ops {
 
@@ -14,30 +12,18 @@ namespace cosformer::ops {
 // check_linear_call(call).
 class CpuInputs {
  public:
-  // kValuesOnly: for check_linear_attention on any device, with addresses that
-  // are not to be followed; small integer tensors are copied to the host.
-  enum Content { kAll, kValuesOnly };
-  explicit CpuInputs(const LinearCall& call, Content content = kAll);
+  explicit CpuInputs(const LinearCall& call, Content content = Content::kAll);
   CpuInputs(const CpuInputs&) = delete;
   CpuInputs& operator=(const CpuInputs&) = delete;
 
   const LinearAttentionInputs& inputs() const { return inputs_; }
-  int64_t rows() const { return rows_; }
+  int64_t rows() const { return call_.rows(); }
 
  private:
-  using Integers = c10::SmallVector<int64_t, 8>;
-
-  // A 0-dim tensor is repeated for every row; never nullptr, which would mean
-  // that nothing is given.
-  const int64_t* integers(const at::Tensor& tensor, Integers& buffer) const;
-  void set_tensors(const LinearCall& call);
-  void set_placeholders(const LinearCall& call);
-
+  CpuCall call_;
   LinearAttentionInputs inputs_;
-  int64_t rows_ = 0;
-  at::Tensor q_, k_, v_, key_mask_, query_mask_, kv_state_, k_sum_;
-  Integers q_start_, kv_start_, cu_seqlens_q_, cu_seqlens_k_, state_start_,
-      state_position_;
+  at::Tensor kv_state_, k_sum_;
+  Integers state_start_, state_position_;
 };
 
 }  // namespace cosformer::ops

@@ -114,11 +114,7 @@ at::Tensor decode_step_autograd(const DecodeCall& call, const StateSpec& spec) {
 }
 
 at::Tensor decode_step_in_place(const DecodeCall& call, const StateSpec& spec) {
-  for (const at::Tensor* tensor :
-       {&call.kv_state, &call.k_sum, &call.position}) {
-    // Tensors made in inference mode have no version: nothing can save them.
-    if (!tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
-  }
+  bump_versions({&call.kv_state, &call.k_sum, &call.position});
   at::AutoDispatchBelowADInplaceOrView below;
   return call_decode_step(call, spec);
 }

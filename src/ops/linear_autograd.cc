@@ -78,15 +78,6 @@ class SavedCall {
   c10::intrusive_ptr<c10::ivalue::Tuple> options_;
 };
 
-OptionalTensor if_defined(const at::Tensor& tensor) {
-  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
-}
-
-// Undefined where an operator returned "not needed".
-at::Tensor if_needed(bool needed, const at::Tensor& tensor) {
-  return needed ? tensor : at::Tensor();
-}
-
 class LinearAttention : public torch::autograd::Function<LinearAttention> {
  public:
   static constexpr bool is_traceable = true;
@@ -179,21 +170,13 @@ class LinearAttentionBackward
     const variable_list saved = ctx->get_saved_variables();
     const SavedCall saved_call(ctx, saved, 3);
     const LinearCall call = saved_call.call();
-    // Separate nodes of the graph, also where the caller passed one tensor as
-    // query and key.
-    const auto node = [](const at::Tensor& tensor) {
-      return tensor.requires_grad() ? tensor.alias()
-                                    : tensor.detach().requires_grad_();
-    };
-    const auto optional_node = [&](const OptionalTensor& tensor) {
-      return tensor ? OptionalTensor(node(*tensor)) : std::nullopt;
-    };
-    const OptionalTensor d_out = optional_node(if_defined(saved[0]));
-    const OptionalTensor d_kv_state = optional_node(if_defined(saved[1]));
-    const OptionalTensor d_k_sum = optional_node(if_defined(saved[2]));
-    const at::Tensor q = node(call.q), k = node(call.k), v = node(call.v);
-    const OptionalTensor kv_state = optional_node(call.kv_state);
-    const OptionalTensor k_sum = optional_node(call.k_sum);
+    const OptionalTensor d_out = graph_node(if_defined(saved[0]));
+    const OptionalTensor d_kv_state = graph_node(if_defined(saved[1]));
+    const OptionalTensor d_k_sum = graph_node(if_defined(saved[2]));
+    const at::Tensor q = graph_node(call.q), k = graph_node(call.k),
+                     v = graph_node(call.v);
+    const OptionalTensor kv_state = graph_node(call.kv_state);
+    const OptionalTensor k_sum = graph_node(call.k_sum);
     const LinearCall traced = call.on(q, k, v, kv_state, k_sum);
     const variable_list first =
         gradients_of(traced, d_out, d_kv_state, d_k_sum);

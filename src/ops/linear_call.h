@@ -12,9 +12,9 @@
 #include <string_view>
 #include <tuple>
 
-namespace cosformer::ops {
+#include "ops/call.h"
 
-using OptionalTensor = std::optional<at::Tensor>;
+namespace cosformer::ops {
 
 // What every linear attention operator takes. References: a call lives no
 // longer than the tensors it was made from.
@@ -100,9 +100,6 @@ using ForwardOutputs = std::tuple<at::Tensor, at::Tensor, at::Tensor,
 // dq, dk, dv, d_kv_state, d_k_sum; empty when not needed.
 using BackwardOutputs =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-
-template <typename...>
-struct TypeList {};
 
 // The members of LinearCall, StateSpec and LinearGradients in order.
 using LinearTypes = TypeList<

@@ -1,6 +1,5 @@
 #include "ops/linear_checks.h"
 
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -9,148 +8,10 @@
 namespace cosformer::ops {
 namespace {
 
-constexpr char kWhere[] = "linear_attention: ";
+constexpr std::string_view kWhere = "linear_attention: ";
 
-// "[2, 37, 3, 16]"
-std::string shape(const at::Tensor& tensor) {
-  std::ostringstream out;
-  out << tensor.sym_sizes();
-  return out.str();
-}
-
-void check_rank(const at::Tensor& tensor, const char* name,
-                const char* expected) {
-  if (tensor.dim() != 4)
-    fail(kWhere, name, " has shape ", shape(tensor), ", expected ", expected);
-}
-
-void check_queries_keys_values(const LinearCall& call) {
-  check_rank(call.q, "query", "[batch, q_len, heads, head_dim]");
-  check_rank(call.k, "key", "[batch, kv_len, kv_heads, head_dim]");
-  check_rank(call.v, "value", "[batch, kv_len, kv_heads, value_dim]");
-  const at::ScalarType dtype = call.q.scalar_type();
-  if (!at::isFloatingType(dtype))
-    fail(kWhere, "query is ", dtype, ", expected a floating dtype");
-  if (call.k.scalar_type() != dtype || call.v.scalar_type() != dtype) {
-    fail(kWhere, "query is ", dtype, ", key ", call.k.scalar_type(), ", value ",
-         call.v.scalar_type(), ": expected one dtype");
-  }
-  if (call.k.device() != call.q.device() ||
-      call.v.device() != call.q.device()) {
-    fail(kWhere, "query is on ", call.q.device(), ", key on ", call.k.device(),
-         ", value on ", call.v.device(), ": expected one device");
-  }
-  const auto q = call.q.sym_sizes(), k = call.k.sym_sizes(),
-             v = call.v.sym_sizes();
-  if (q[0] != k[0] || k[0] != v[0]) {
-    fail(kWhere, "query has batch ", q[0], ", key ", k[0], ", value ", v[0],
-         ": expected one batch size");
-  }
-  if (k[1] != v[1]) {
-    fail(kWhere, "key has length ", k[1], ", value has length ", v[1],
-         ": expected the same");
-  }
-  if (k[2] != v[2]) {
-    fail(kWhere, "key has ", k[2], " heads, value has ", v[2],
-         ": expected the same");
-  }
-  if (q[3] != k[3]) {
-    fail(kWhere, "query has head_dim ", q[3], ", key has ", k[3],
-         ": expected the same");
-  }
-  if (q[2] == 0 || k[2] == 0) {
-    fail(kWhere, "query has ", q[2], " heads, key has ", k[2],
-         ": expected at least 1");
-  }
-  if (q[3] == 0 || v[3] == 0) {
-    fail(kWhere, "head_dim is ", q[3], ", value_dim is ", v[3],
-         ": expected at least 1");
-  }
-  if (q[2] % k[2] != 0) {
-    fail(kWhere, "key has ", k[2], " heads, query has ", q[2],
-         ": query heads must be a multiple of key heads");
-  }
-}
-
-void check_same_device(const LinearCall& call, const at::Tensor& tensor,
-                       const char* name) {
-  if (tensor.device() != call.q.device()) {
-    fail(kWhere, name, " is on ", tensor.device(), ", query on ",
-         call.q.device(), ": expected one device");
-  }
-}
-
-void check_mask(const LinearCall& call, const OptionalTensor& mask,
-                const char* name, const c10::SymInt& length,
-                const char* length_name) {
-  if (!mask) return;
-  if (mask->scalar_type() != at::kBool) {
-    fail(kWhere, name, " is ", mask->scalar_type(), ", expected bool [batch, ",
-         length_name,
-         "], true = takes part (additive masks have no linear form)");
-  }
-  if (mask->dim() != 2 || mask->sym_size(0) != call.q.sym_size(0) ||
-      mask->sym_size(1) != length) {
-    fail(kWhere, name, " has shape ", shape(*mask), ", expected [batch, ",
-         length_name, "] = [", call.q.sym_size(0), ", ", length, "]");
-  }
-  if (call.cu_seqlens_q) {
-    fail(kWhere, name,
-         " and cu_seqlens_q are both given: packed sequences have no padding "
-         "to mask; give one of them");
-  }
-  check_same_device(call, *mask, name);
-}
-
-void check_offsets(const OptionalTensor& offsets, const char* name) {
-  if (!offsets) return;
-  if (offsets->scalar_type() != at::kInt &&
-      offsets->scalar_type() != at::kLong) {
-    fail(kWhere, name, " is ", offsets->scalar_type(),
-         ", expected int32 or int64");
-  }
-  if (offsets->dim() != 1 || offsets->sym_size(0) < 1) {
-    fail(kWhere, name, " has shape ", shape(*offsets),
-         ", expected [sequences + 1]");
-  }
-}
-
-void check_packing(const LinearCall& call) {
-  if (!call.cu_seqlens_q && !call.cu_seqlens_k) return;
-  if (!call.cu_seqlens_q)
-    fail(kWhere, "cu_seqlens_k is given without cu_seqlens_q");
-  check_offsets(call.cu_seqlens_q, "cu_seqlens_q");
-  check_offsets(call.cu_seqlens_k, "cu_seqlens_k");
-  if (call.q.sym_size(0) != 1) {
-    fail(kWhere, "query has batch ", call.q.sym_size(0),
-         ", packed sequences (cu_seqlens_q) need batch 1");
-  }
-  if (call.cu_seqlens_k &&
-      call.cu_seqlens_k->sym_size(0) != call.cu_seqlens_q->sym_size(0)) {
-    fail(kWhere, "cu_seqlens_q has ", call.cu_seqlens_q->sym_size(0) - 1,
-         " sequences, cu_seqlens_k has ", call.cu_seqlens_k->sym_size(0) - 1,
-         ": expected the same");
-  }
-}
-
-void check_start(const OptionalTensor& start, const char* name,
-                 const c10::SymInt& rows) {
-  if (!start) return;
-  if (start->scalar_type() != at::kLong)
-    fail(kWhere, name, " is ", start->scalar_type(), ", expected int64");
-  if (start->dim() != 0 && (start->dim() != 1 || start->sym_size(0) != rows)) {
-    fail(kWhere, name, " has shape ", shape(*start),
-         ", expected [] or [rows] = [", rows, "]");
-  }
-}
-
-void check_positions(const OptionalTensor& positions, const char* name,
-                     const c10::SymInt& rows) {
-  if (positions->scalar_type() != at::kLong || positions->dim() != 1 ||
-      positions->sym_size(0) != rows) {
-    fail(kWhere, "state.", name, " is ", positions->scalar_type(), " ",
-         shape(*positions), ", expected int64 [", rows, "]");
-  }
+AttentionCall common(const LinearCall& call) {
+  return attention_call(kWhere, call);
 }
 
 void check_state(const LinearCall& call, const c10::SymInt& rows) {
@@ -185,10 +46,10 @@ void check_state(const LinearCall& call, const c10::SymInt& rows) {
          ", expected [rows, kv_heads, features] = [", rows, ", ",
          call.k.sym_size(2), ", ", features, "]");
   }
-  check_positions(call.state_start, "start", rows);
-  check_positions(call.state_position, "position", rows);
-  check_same_device(call, kv_state, "state.kv_state");
-  check_same_device(call, k_sum, "state.k_sum");
+  check_positions(common(call), *call.state_start, "state.start", rows);
+  check_positions(common(call), *call.state_position, "state.position", rows);
+  check_same_device(common(call), kv_state, "state.kv_state");
+  check_same_device(common(call), k_sum, "state.k_sum");
 }
 
 FeatureMap parse_feature_map(std::string_view name) {
@@ -233,13 +94,10 @@ std::string describe(const StateSpec& spec) {
 }  // namespace
 
 at::ScalarType accumulation_dtype(const LinearCall& call) {
-  return call.q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return accumulation_dtype(call.q);
 }
 
-c10::SymInt num_rows(const LinearCall& call) {
-  return call.cu_seqlens_q ? call.cu_seqlens_q->sym_size(0) - 1
-                           : call.q.sym_size(0);
-}
+c10::SymInt num_rows(const LinearCall& call) { return num_rows(common(call)); }
 
 c10::SymInt num_features(const LinearCall& call) {
   return call.reweight_len ? call.q.sym_size(3) * 2 : call.q.sym_size(3);
@@ -258,15 +116,10 @@ LinearAttentionOptions kernel_options(const LinearCall& call) {
 }
 
 void check_linear_call(const LinearCall& call) {
-  check_queries_keys_values(call);
+  check_queries_keys_values(common(call));
   check_options(call);
-  check_packing(call);
-  check_mask(call, call.key_mask, "key_mask", call.k.sym_size(1), "kv_len");
-  check_mask(call, call.query_mask, "query_mask", call.q.sym_size(1), "q_len");
-  const c10::SymInt rows = num_rows(call);
-  check_start(call.q_start, "q_start", rows);
-  check_start(call.kv_start, "kv_start", rows);
-  check_state(call, rows);
+  check_layout(common(call), " (additive masks have no linear form)");
+  check_state(call, num_rows(call));
 }
 
 void check_gradients(const LinearGradients& gradients, const LinearCall& call) {
@@ -276,10 +129,7 @@ void check_gradients(const LinearGradients& gradients, const LinearCall& call) {
   const auto check = [](const at::Tensor& tensor, const char* name,
                         at::ScalarType dtype,
                         const std::vector<c10::SymInt>& expected) {
-    if (tensor.scalar_type() == dtype && tensor.sym_sizes() == expected) return;
-    fail("linear_attention_backward: ", name, " is ", tensor.scalar_type(), " ",
-         shape(tensor), ", expected ", dtype, " ",
-         c10::SymIntArrayRef(expected));
+    check_tensor("linear_attention_backward: ", tensor, name, dtype, expected);
   };
   const at::ScalarType dtype = call.q.scalar_type();
   const at::ScalarType accumulation = accumulation_dtype(call);

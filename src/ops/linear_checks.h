@@ -7,6 +7,7 @@
 #include <c10/core/SymInt.h>
 
 #include "cosformer/kernels.h"
+#include "ops/call_checks.h"
 #include "ops/linear_call.h"
 
 namespace cosformer::ops {

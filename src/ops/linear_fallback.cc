@@ -2,10 +2,9 @@
 // same checks.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "ops/autograd_util.h"
 #include "ops/cpu_inputs.h"
 #include "ops/decode_step.h"
 #include "ops/errors.h"
@@ -16,32 +15,8 @@ namespace cosformer::ops {
 namespace {
 
 void check_values(const LinearCall& call) {
-  const CpuInputs inputs(call, CpuInputs::kValuesOnly);
+  const CpuInputs inputs(call, Content::kValuesOnly);
   throw_if_error(check_linear_attention(kernel_options(call), inputs.inputs()));
-}
-
-// Records gradients although the dispatcher has passed autograd already.
-class RecordGradients {
- public:
-  RecordGradients() : keys_(with_autograd()), grad_mode_(true) {}
-
- private:
-  static c10::impl::LocalDispatchKeySet with_autograd() {
-    c10::impl::LocalDispatchKeySet keys =
-        c10::impl::tls_local_dispatch_key_set();
-    keys.excluded_ =
-        keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView;
-    return keys;
-  }
-  c10::impl::ForceDispatchKeyGuard keys_;
-  c10::AutoGradMode grad_mode_;
-};
-
-at::Tensor leaf(const at::Tensor& tensor) {
-  return tensor.detach().requires_grad_();
-}
-OptionalTensor leaf(const OptionalTensor& tensor) {
-  return tensor ? OptionalTensor(leaf(*tensor)) : std::nullopt;
 }
 
 }  // namespace
