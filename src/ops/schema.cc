@@ -10,6 +10,7 @@
 #include "ops/linear_call.h"
 #include "ops/linear_state.h"
 #include "ops/rotary.h"
+#include "ops/softmax_schema.h"
 
 namespace cosformer::ops {
 namespace {
@@ -131,6 +132,7 @@ TORCH_LIBRARY(cosformer, m) {
       "Tensor start, Tensor position, str kind, str feature_map, "
       "int reweight_len, float rotary_base, bool rotary_interleaved)",
       &load_state);
+  define_softmax(m);
 }
 
 // Devices without kernels.
@@ -139,6 +141,7 @@ TORCH_LIBRARY_IMPL(cosformer, CompositeExplicitAutograd, m) {
   implement_backward<backward_portable>(m);
   implement_decode_step<decode_step_portable>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_portable));
+  implement_softmax(m, c10::DispatchKey::CompositeExplicitAutograd);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
@@ -147,6 +150,7 @@ TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
   implement_decode_step<decode_step_cpu>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_cpu));
   m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_cpu));
+  implement_softmax(m, c10::DispatchKey::CPU);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, Meta, m) {
@@ -155,6 +159,7 @@ TORCH_LIBRARY_IMPL(cosformer, Meta, m) {
   implement_decode_step<decode_step_meta>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_meta));
   m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_meta));
+  implement_softmax(m, c10::DispatchKey::Meta);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
@@ -162,23 +167,28 @@ TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
   implement_backward<backward_autograd>(m);
   implement_decode_step<decode_step_autograd>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_autograd));
+  implement_softmax(m, c10::DispatchKey::Autograd);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, ADInplaceOrView, m) {
   implement_decode_step<decode_step_in_place>(m);
+  implement_softmax(m, c10::DispatchKey::ADInplaceOrView);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, AutocastCPU, m) {
   implement_forward<forward_autocast>(m);
   implement_decode_step<decode_step_autocast>(m);
+  implement_softmax(m, c10::DispatchKey::AutocastCPU);
 }
 TORCH_LIBRARY_IMPL(cosformer, AutocastCUDA, m) {
   implement_forward<forward_autocast>(m);
   implement_decode_step<decode_step_autocast>(m);
+  implement_softmax(m, c10::DispatchKey::AutocastCUDA);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, BackendSelect, m) {
   m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_select));
+  implement_softmax(m, c10::DispatchKey::BackendSelect);
 }
 
 }  // namespace cosformer::ops
