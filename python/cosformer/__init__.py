@@ -8,12 +8,21 @@ import torch  # noqa: E402
 
 from cosformer._functions import (  # noqa: E402
     apply_rotary,
-    attention_matrix,
     cosformer_attention,
     linear_attention,
     linear_attention_decode_step_,
     linear_attention_with_denominator,
     sinusoidal_positions,
+)
+from cosformer._matrix import attention_matrix  # noqa: E402
+from cosformer._softmax import (  # noqa: E402
+    bigbird_attention,
+    bigbird_block_mask,
+    linformer_attention,
+    longformer_attention,
+    softmax_attention,
+    softmax_attention_decode_step_,
+    t5_relative_bias,
 )
 from cosformer._state import LinearState  # noqa: E402
 
@@ -29,10 +38,17 @@ __all__ = [
     "LinearState",
     "apply_rotary",
     "attention_matrix",
+    "bigbird_attention",
+    "bigbird_block_mask",
     "cosformer_attention",
     "isa",
     "linear_attention",
     "linear_attention_decode_step_",
     "linear_attention_with_denominator",
+    "linformer_attention",
+    "longformer_attention",
     "sinusoidal_positions",
+    "softmax_attention",
+    "softmax_attention_decode_step_",
+    "t5_relative_bias",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cosformer._arguments import int_tensor, refuse_key_padding_mask
 from cosformer._state import LinearState
 
 _ops = torch.ops.cosformer
@@ -15,23 +16,6 @@ _apply_rotary = _ops.apply_rotary.default
 # Arguments of the operators in place of a state.
 _NO_STATE = (None, None, None, None)
 _NO_SPEC = ("linear", "relu", 0, 0.0, False)
-
-
-def _start(name: str, start: int | Tensor | None, q: Tensor) -> Tensor | None:
-    """Starts travel as tensors, so that a compiled step serves every position."""
-    if start is None or isinstance(start, Tensor):
-        return start
-    if isinstance(start, float):
-        raise TypeError(f"{name} is {start}, expected an int or an int64 tensor")
-    return torch.full((), start, dtype=torch.int64, device=q.device)
-
-
-def _refuse_key_padding_mask(key_padding_mask: Tensor | None, where: str) -> None:
-    if key_padding_mask is not None:
-        raise ValueError(
-            f"{where}: key_padding_mask is nn.MultiheadAttention's, where True means ignore; here "
-            f"key_mask is expected, where True means takes part: give key_mask=~key_padding_mask"
-        )
 
 
 def _linear(
@@ -59,8 +43,8 @@ def _linear(
         q,
         k,
         v,
-        _start("q_start", q_start, q),
-        _start("kv_start", kv_start, q),
+        int_tensor("q_start", q_start, q),
+        int_tensor("kv_start", kv_start, q),
         key_mask,
         query_mask,
         cu_seqlens_q,
@@ -149,7 +133,7 @@ def linear_attention(
         RuntimeError: for shapes, dtypes, options or positions that do not fit: what was found and
             what was expected.
     """
-    _refuse_key_padding_mask(key_padding_mask, "linear_attention")
+    refuse_key_padding_mask(key_padding_mask, "linear_attention")
     out, new_state, _ = _linear(
         q,
         k,
@@ -255,7 +239,7 @@ def cosformer_attention(
             "cosformer_attention: reweight_len is None: give the model's M (by default its "
             "max_len), a constant that no call changes"
         )
-    _refuse_key_padding_mask(key_padding_mask, "cosformer_attention")
+    refuse_key_padding_mask(key_padding_mask, "cosformer_attention")
     return linear_attention(
         q,
         k,
@@ -322,69 +306,6 @@ def linear_attention_decode_step_(
         state.rotary_interleaved,
         *state[4:],
     )
-
-
-def attention_matrix(
-    kind: str,
-    q: Tensor,
-    k: Tensor,
-    *,
-    feature_map: str = "relu",
-    reweight_len: int | None = None,
-    is_causal: bool = False,
-    q_start: int | Tensor | None = None,
-    kv_start: int | Tensor | None = None,
-    key_mask: Tensor | None = None,
-    query_mask: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    normalizer: str = "sum",
-    rotary_base: float | None = None,
-    rotary_interleaved: bool = False,
-    eps: float = 1e-6,
-) -> Tensor:
-    """The weights w_ij / norm_i that a kind ("linear", "cosformer") gives its values.
-
-    For inspection of small inputs: quadratic in memory. Options as in :func:`linear_attention`;
-    "cosformer" needs ``reweight_len``.
-
-    Returns:
-        [batch, heads, q_len, kv_len] in q's dtype. Times the values it is the output; rows sum to 1
-        where the sum of weights is at least eps (and no rotary positions are used).
-    """
-    if kind not in ("linear", "cosformer"):
-        raise ValueError(
-            f"attention_matrix: unknown kind {kind!r}: expected 'linear' or 'cosformer'"
-        )
-    if kind == "cosformer" and (reweight_len is None or feature_map != "relu"):
-        raise ValueError(
-            f"attention_matrix: kind 'cosformer' has feature_map {feature_map!r} and reweight_len "
-            f"{reweight_len}, expected 'relu' and the model's M"
-        )
-    # Attention to unit vectors tells what each key contributes.
-    kv_len = k.shape[1]
-    if kv_len == 0:
-        return q.new_zeros(q.shape[0], q.shape[2], q.shape[1], 0)
-    unit = torch.eye(kv_len, dtype=k.dtype, device=k.device)[None, :, None, :]
-    out = linear_attention(
-        q,
-        k,
-        unit.expand(k.shape[0], kv_len, k.shape[2], kv_len),
-        feature_map=feature_map,
-        reweight_len=reweight_len,
-        is_causal=is_causal,
-        q_start=q_start,
-        kv_start=kv_start,
-        key_mask=key_mask,
-        query_mask=query_mask,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        normalizer=normalizer,
-        rotary_base=rotary_base,
-        rotary_interleaved=rotary_interleaved,
-        eps=eps,
-    )
-    return out.permute(0, 2, 1, 3)
 
 
 def apply_rotary(

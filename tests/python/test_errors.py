@@ -137,15 +137,6 @@ def test_cosformer_attention_needs_m():
         cosformer.cosformer_attention(*TENSORS, reweight_len=None)
 
 
-def test_attention_matrix_errors():
-    with pytest.raises(
-        ValueError, match="unknown kind 'softmax': expected 'linear' or 'cosformer'"
-    ):
-        cosformer.attention_matrix("softmax", Q, K)
-    with pytest.raises(ValueError, match="reweight_len None, expected"):
-        cosformer.attention_matrix("cosformer", Q, K)
-
-
 def test_a_float_is_no_start():
     with pytest.raises(TypeError, match="q_start is 1.5, expected an int or an int64 tensor"):
         cosformer.linear_attention(*TENSORS, q_start=1.5)

@@ -138,11 +138,21 @@ def test_every_operator_is_checked_above():
         "linear_attention_decode_step_",
         "apply_rotary",
         "sinusoidal_positions",
+        # In test_softmax_operators.py.
+        "softmax_attention",
+        "softmax_attention_backward",
+        "softmax_attention_decode_step_",
+        "linformer_attention",
+        "longformer_attention",
+        "bigbird_attention",
+        "bigbird_block_mask",
+        "t5_relative_bias",
     }
-    # The portable path is made of torch's own operators; the others take or give no tensors to
+    # The portable paths are made of torch's own operators; the others take or give no tensors to
     # compute with.
     others = {
         "linear_attention_portable",
+        "softmax_attention_portable",
         "linear_state_save",
         "linear_state_load",
         "version",
