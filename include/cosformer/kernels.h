@@ -174,11 +174,12 @@ Status check_performer_attention(const PerformerAttentionOptions& options,
                                  const PerformerAttentionInputs& inputs);
 
 // As linear_attention_forward. log_denominator: [batch, q_len, heads]
-// contiguous, float32 (float64 for float64 inputs), log sum_j w_ij (-infinity
-// for rows without a visible key); the backward wants it; nullptr = not wanted.
+// contiguous, log sum_j w_ij (-infinity for rows without a visible key); the
+// backward wants it; nullptr = not wanted. float64 for all inputs: it may be in
+// the hundreds, where an error of float32 would be one of the gradients too.
 Status performer_attention_forward(const PerformerAttentionOptions& options,
                                    const PerformerAttentionInputs& inputs,
-                                   const View4& out, void* log_denominator,
+                                   const View4& out, double* log_denominator,
                                    const PerformerStateView& state_out,
                                    Executor& executor);
 
@@ -189,7 +190,7 @@ Status performer_attention_forward(const PerformerAttentionOptions& options,
 Status performer_attention_backward(
     const PerformerAttentionOptions& options,
     const PerformerAttentionInputs& inputs, const ConstView4& out,
-    const void* log_denominator, const ConstView4& d_out,
+    const double* log_denominator, const ConstView4& d_out,
     const ConstLinearStateView& d_state_out, const View4& dq, const View4& dk,
     const View4& dv, void* d_projection, const LinearStateView& d_state_in,
     Executor& executor);
@@ -328,7 +329,7 @@ Status softmax_attention_decode_step(const SoftmaxAttentionOptions& options,
 namespace reference {
 Status performer_attention_forward(const PerformerAttentionOptions& options,
                                    const PerformerAttentionInputs& inputs,
-                                   const View4& out, void* log_denominator,
+                                   const View4& out, double* log_denominator,
                                    const PerformerStateView& state_out);
 Status performer_attention_backward(const PerformerAttentionOptions& options,
                                     const PerformerAttentionInputs& inputs,

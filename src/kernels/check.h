@@ -29,6 +29,11 @@ struct AttentionRow {
 // Precondition: check_linear_attention(options, inputs) is ok, row < num_rows.
 AttentionRow attention_row(const LinearAttentionInputs& inputs, int64_t row);
 
+// The places of the state that a forward returns: its start, and the position
+// after its last real key.
+void write_state_places(const LinearAttentionInputs& inputs,
+                        const LinearStateView& state_out);
+
 // A tensor that a kernel writes or reads beside its inputs: its size and dtype
 // are given by the call. where: "linear_attention"; name: "out", "dq", ...
 Status check_view(std::string_view where, std::string_view name,

@@ -14,27 +14,6 @@ namespace {
 
 constexpr std::string_view kWhere = "linear_attention";
 
-// The state that a forward returns: its places (kernels.h), which the vector
-// kernels do not write.
-void write_places(const simd::LinearCall& call,
-                  const LinearStateView& state_out) {
-  const bool given = call.inputs.state.kv_state != nullptr;
-  for (int64_t r = 0; r < num_rows(call.inputs); ++r) {
-    const AttentionRow row = attention_row(call.inputs, r);
-    const uint8_t* mask = call.inputs.key_mask;
-    if (mask != nullptr) mask += row.batch * call.inputs.key_mask_stride;
-    int64_t last = row.kv_len;
-    while (last > 0 && mask != nullptr && mask[last - 1] == 0) --last;
-    if (state_out.start != nullptr)
-      state_out.start[r] = given ? row.state_start : row.kv_start;
-    if (state_out.position != nullptr) {
-      state_out.position[r] = last > 0 ? row.kv_start + last
-                              : given  ? row.state_position
-                                       : row.kv_start;
-    }
-  }
-}
-
 // Outputs that will not fit into the caches anyway are written past them.
 bool too_large_for_cache(const ConstView4& out) {
   constexpr int64_t kBytes = 1 << 20;
@@ -70,7 +49,7 @@ Status linear_attention_forward(const LinearAttentionOptions& options,
                                                ? simd::forward_f64(*isa)
                                                : simd::forward_f32(*isa),
                                            executor));
-  if (state_out.kv_state != nullptr) write_places(call, state_out);
+  if (state_out.kv_state != nullptr) write_state_places(inputs, state_out);
   return Status();
 }
 

@@ -160,4 +160,23 @@ Status check_linear_attention(const LinearAttentionOptions& options,
   return Status();
 }
 
+void write_state_places(const LinearAttentionInputs& inputs,
+                        const LinearStateView& state_out) {
+  const bool given = inputs.state.kv_state != nullptr;
+  for (int64_t r = 0; r < num_rows(inputs); ++r) {
+    const AttentionRow row = attention_row(inputs, r);
+    const uint8_t* mask = inputs.key_mask;
+    if (mask != nullptr) mask += row.batch * inputs.key_mask_stride;
+    int64_t last = row.kv_len;
+    while (last > 0 && mask != nullptr && mask[last - 1] == 0) --last;
+    if (state_out.start != nullptr)
+      state_out.start[r] = given ? row.state_start : row.kv_start;
+    if (state_out.position != nullptr) {
+      state_out.position[r] = last > 0 ? row.kv_start + last
+                              : given  ? row.state_position
+                                       : row.kv_start;
+    }
+  }
+}
+
 }  // namespace cosformer
