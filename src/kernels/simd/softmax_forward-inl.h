@@ -85,28 +85,28 @@ template <typename T>
 struct ForwardScratch {
   ForwardScratch(const SoftmaxCall& call, int64_t queries, Carver<T>& carver) {
     const int64_t rows = round_up(queries, kSoftmaxRows);
-    q_length = row_length<T>(call.dim);
+    k_length = row_length<T>(call.dim);
     v_length = row_length<T>(call.value_dim);
-    q = carver.take(rows * q_length);
+    q = carver.take(strips_size(rows, call.dim));
     out = carver.take(rows * v_length);
-    keys = carver.take(across_size<T>(kTileKeys, call.dim));
-    values = carver.take(kTileKeys * v_length);
-    weights = carver.take(kTurn * kTileKeys);
-    reference = carver.take(rows);
+    keys = carver.take(across_size<T>(kForwardKeys, call.dim));
+    values = carver.take(kForwardKeys * v_length);
+    weights = carver.take(kTurn * kForwardKeys);
+    reference = carver.take(round_up(rows, kLanes<T>));
     sums = carver.take(rows * kLanes<T>);
     total = carver.take(round_up(rows, kLanes<T>));
-    memory = carver.take(kLanes<T> * q_length);
+    memory = carver.take(kLanes<T> * k_length);
     bias = carver.take(
-        call.inputs.relative_bias == nullptr ? 0 : kSoftmaxRows * kTileKeys);
+        call.inputs.relative_bias == nullptr ? 0 : kSoftmaxRows * kForwardKeys);
     const int64_t per = static_cast<int64_t>(sizeof(T));
     seen = reinterpret_cast<uint8_t*>(carver.take(rows / per + 1));
     bits = reinterpret_cast<TileBits*>(
         carver.take(kTurn * static_cast<int64_t>(sizeof(TileBits)) / per));
   }
 
-  int64_t q_length, v_length;
+  int64_t k_length, v_length;
   T *q, *out, *keys, *values;
-  T* weights;  // [kTurn][kTileKeys]
+  T* weights;  // [kTurn][kForwardKeys]
   T *reference, *sums, *total;
   T *memory, *bias;
   uint8_t* seen;
@@ -123,19 +123,19 @@ class ForwardRun {
         carver_(memory),
         s_(call_, longest(plan), carver_) {}
 
-  void run(int64_t begin, int64_t end) {
+  void run(int64_t begin, int64_t end, int64_t next) {
     if (begin >= end) return;
+    // Lists that are runs are filled once more for what comes after the items.
+    const SoftmaxAttentionInputs& in = call_.inputs;
+    const bool runs = in.global_mask == nullptr && in.block_mask == nullptr;
+    if (!runs || next >= plan_.num_items()) next = kNone;
     lists_[0].fill(plan_, plan_.item(begin));
     for (int64_t i = begin; i < end; ++i) {
-      const SoftmaxItem item = plan_.item(i);
       const InnerList& list = lists_[(i - begin) % 2];
-      const InnerList* next = nullptr;
-      if (i + 1 < end) {
-        InnerList& filled = lists_[(i + 1 - begin) % 2];
-        filled.fill(plan_, plan_.item(i + 1));
-        next = &filled;
-      }
-      attend(item, list.list(), next, i + 1);
+      InnerList& filled = lists_[(i + 1 - begin) % 2];
+      const int64_t then = i + 1 < end ? i + 1 : next;
+      if (then != kNone) filled.fill(plan_, plan_.item(then));
+      attend(plan_.item(i), list.list(), filled.list(), then);
     }
   }
 
@@ -147,6 +147,7 @@ class ForwardRun {
   }
 
  private:
+  static constexpr int64_t kNone = -1;
   static constexpr int kRows = kSoftmaxRows;
   static constexpr int64_t kLane = kLanes<T>;
   static constexpr int64_t kStep = kTileStep<T>;
@@ -169,15 +170,15 @@ class ForwardRun {
   }
 
   void attend(const SoftmaxItem& item, const IndexList& list,
-              const InnerList* next, int64_t next_item) {
+              const IndexList& next, int64_t next_item) {
     item_ = item;
     side_ = plan_.queries(item.block->row);
     rows_ = item.block->outer.count;
     keys_ = keys_of(call_.inputs.k, item);
     values_ = keys_of(call_.inputs.v, item);
     start_rows();
-    for (int64_t first = 0; first < list.count; first += kTileKeys) {
-      const int64_t count = std::min(kTileKeys, list.count - first);
+    for (int64_t first = 0; first < list.count; first += kForwardKeys) {
+      const int64_t count = std::min(kForwardKeys, list.count - first);
       mask_.start(plan_, item, list, first, count);
       if (mask_.classify(0, rows_) == TileClass::kNone) continue;
       look_ahead(list, first + count, next, next_item);
@@ -196,11 +197,9 @@ class ForwardRun {
     const int64_t padded = round_up(rows_, kRows);
     // Scores come as powers of 2.
     const T factor = static_cast<T>(call_.scale * std::numbers::log2e);
-    pack_as_rows<T>(
-        queries_of(item_), item_.block->outer, 0, rows_,
-        [&](int64_t x) { return live(x); }, call_.dim, factor, s_.q);
-    for (int64_t t = rows_; t < padded; ++t)
-      zero_row(s_.q + t * s_.q_length, s_.q_length);
+    pack_strips<T>(
+        queries_of(item_), item_.block->outer,
+        [&](int64_t x) { return live(x); }, call_.dim, factor, padded, s_.q);
     std::fill_n(s_.reference, padded, T{0});
     std::fill_n(s_.sums, padded * kLane, T{0});
     // Rows that are not live need no reference: what they hold is not used.
@@ -214,22 +213,21 @@ class ForwardRun {
   }
 
   // The rows that come after the tile at hand.
-  void look_ahead(const IndexList& list, int64_t from, const InnerList* next,
+  void look_ahead(const IndexList& list, int64_t from, const IndexList& next,
                   int64_t next_item) {
     ahead_.clear();
     const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
     if (from < list.count) {
-      const int64_t to = std::min(list.count, from + kTileKeys);
+      const int64_t to = std::min(list.count, from + kForwardKeys);
       ahead_.add(keys_, list, from, to, call_.dim * size);
       ahead_.add(values_, list, from, to, call_.value_dim * size);
-    } else if (next != nullptr) {
+    } else if (next_item != kNone) {
       const SoftmaxItem item = plan_.item(next_item);
-      const int64_t to = std::min(next->list().count, kTileKeys);
+      const int64_t to = std::min(next.count, kForwardKeys);
       ahead_.add(queries_of(item), item.block->outer, 0,
                  item.block->outer.count, call_.dim * size);
-      ahead_.add(keys_of(call_.inputs.k, item), next->list(), 0, to,
-                 call_.dim * size);
-      ahead_.add(keys_of(call_.inputs.v, item), next->list(), 0, to,
+      ahead_.add(keys_of(call_.inputs.k, item), next, 0, to, call_.dim * size);
+      ahead_.add(keys_of(call_.inputs.v, item), next, 0, to,
                  call_.value_dim * size);
     }
   }
@@ -266,17 +264,17 @@ class ForwardRun {
       std::fill_n(s_.bits, groups * kRows, everything);
       return true;
     }
+    mask_.rows(begin, end, s_.bits);
+    std::fill(s_.bits + (end - begin), s_.bits + groups * kRows, TileBits());
     bool any = false;
     for (int64_t g = 0; g < groups; ++g) {
       TileBits some, all = everything;
-      TileBits* bits = s_.bits + g * kRows;
+      const TileBits* bits = s_.bits + g * kRows;
       const int64_t rows = std::min<int64_t>(kRows, end - begin - g * kRows);
       for (int64_t r = 0; r < rows; ++r) {
-        bits[r] = mask_.row(begin + g * kRows + r);
         some = some | bits[r];
         all = all & bits[r];
       }
-      std::fill_n(bits + rows, kRows - rows, TileBits());
       groups_[g] = Group();
       if (!some.any()) continue;
       any = true;
@@ -296,8 +294,8 @@ class ForwardRun {
   void score_group(const IndexList& list, int64_t first, int64_t t, int64_t g) {
     const Group& group = groups_[g];
     ScoreTile<T> tile;
-    tile.q = s_.q + t * s_.q_length;
-    tile.q_stride = s_.q_length;
+    tile.q = s_.q + t * kStrip;
+    tile.strip_stride = round_up(rows_, kRows) * kStrip;
     tile.depth = round_up(call_.dim, 4);
     tile.bits = s_.bits + g * kRows;
     tile.reference = s_.reference + t;
@@ -307,12 +305,12 @@ class ForwardRun {
     tile.out_stride = s_.v_length;
     const T* bias[kRows];
     tile.bias = bias_ == nullptr ? nullptr : bias;
-    T* weights = s_.weights + g * kRows * kTileKeys;
+    T* weights = s_.weights + g * kRows * kForwardKeys;
     for (int64_t p = group.from / kPanel<T> * kPanel<T>; p < group.to;
          p += kPanel<T>) {
       const int64_t from = std::max(group.from, p);
       const int64_t to = std::min(group.to, p + kPanel<T>);
-      tile.keys = s_.keys + p * s_.q_length + from - p;
+      tile.keys = s_.keys + p * s_.k_length + from - p;
       tile.weights = weights + from;
       tile.column = from;
       tile.before = from - group.from;
@@ -347,7 +345,7 @@ class ForwardRun {
     for (int r = 0; r < kRows; ++r) {
       const int64_t x = item_.block->outer[std::min(t + r, rows_ - 1)];
       rows[r] = table.row(list, at, count, row.kv_start - row.q_start - x,
-                          s_.bias + r * kTileKeys);
+                          s_.bias + r * kForwardKeys);
     }
   }
 
@@ -362,7 +360,7 @@ class ForwardRun {
       const TileBits keeps =
           dropout.keeps(row.q_start + item_.block->outer[t + r], list,
                         first + group.from, count, row.kv_start);
-      T* HWY_RESTRICT w = weights + r * kTileKeys + group.from;
+      T* HWY_RESTRICT w = weights + r * kForwardKeys + group.from;
       for (int64_t c = 0; c < count; c += kLane) {
         const auto lanes = lanes_of<T>(keeps.word[c / 64] >> (c % 64));
         hn::Store(hn::IfThenElseZero(lanes, hn::Load(d, w + c)), d, w + c);
@@ -374,19 +372,19 @@ class ForwardRun {
     for_panels<T>(s_.v_length, [&](auto vectors, int64_t c) HWY_ATTR {
       constexpr int kVectors = decltype(vectors)::value;
       constexpr int64_t kWidth = kVectors * kLane;
-      const T* values = s_.values + c * kTileKeys;
+      const T* values = s_.values + c * kForwardKeys;
       for (int64_t g = 0; g < groups; ++g) {
         const Group& group = groups_[g];
         if (group.from >= group.to) continue;
         const int64_t t = begin + g * kRows;
         const bool add = started_[t / kRows];
-        const T* weights = s_.weights + g * kRows * kTileKeys;
+        const T* weights = s_.weights + g * kRows * kForwardKeys;
         T* out = s_.out + t * s_.v_length + c;
         const TileBits columns = bit_range(group.from, group.to);
         if (!finite && (group.all & columns) != columns) {
           for (int r = 0; r < kRows; ++r) {
             const TileBits& bits = s_.bits[g * kRows + r];
-            value_row(weights + r * kTileKeys, bits, values, kWidth, add,
+            value_row(weights + r * kForwardKeys, bits, values, kWidth, add,
                       out + r * s_.v_length);
           }
           continue;
@@ -438,18 +436,31 @@ class ForwardRun {
   }
 
   void store_log_sums() {
+    const Tag<T> d;
     const AttentionRow& row = plan_.row(item_.block->row);
     T* to = static_cast<T*>(call_.log_sum_exp) +
             (row.batch * call_.inputs.q.size[1] + row.q_offset) * call_.heads +
             item_.head;
+    HWY_ALIGN T logs[kLane];
     for (int64_t t = 0; t < rows_; ++t) {
+      if (t % kLane == 0) {
+        const Vec<T> total = hn::Load(d, s_.total + t);
+        hn::Store(
+            hn::MulAdd(hn::Load(d, s_.reference + t),
+                       hn::Set(d, std::numbers::ln2_v<T>), hn::Log(d, total)),
+            d, logs);
+      }
       const int64_t x = item_.block->outer[t];
       if (!owned(x)) continue;
-      const bool seen = s_.seen[t] != kUnseen && live(x);
-      to[x * call_.heads] =
-          seen ? static_cast<T>(std::numbers::ln2_v<T> * s_.reference[t] +
-                                std::log(s_.total[t]))
-               : -std::numeric_limits<T>::infinity();
+      const T total = s_.total[t];
+      T& log_sum = to[x * call_.heads];
+      if (s_.seen[t] == kUnseen || !live(x)) {
+        log_sum = -std::numeric_limits<T>::infinity();
+      } else if (total > 0 && std::isfinite(total)) {
+        log_sum = logs[t % kLane];
+      } else {
+        log_sum = std::numbers::ln2_v<T> * s_.reference[t] + std::log(total);
+      }
     }
   }
 
@@ -482,8 +493,8 @@ SoftmaxForward make_softmax_forward() {
     return counter.bytes();
   };
   forward.run = [](const SoftmaxPlan& plan, int64_t begin, int64_t end,
-                   const void* bias, void* scratch) {
-    ForwardRun<T>(plan, bias, scratch).run(begin, end);
+                   int64_t next, const void* bias, void* scratch) {
+    ForwardRun<T>(plan, bias, scratch).run(begin, end, next);
   };
   return forward;
 }

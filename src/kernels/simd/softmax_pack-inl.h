@@ -2,7 +2,8 @@
 // and widened to the type that is computed in. What does not take part becomes
 // zeros whatever it holds.
 //
-//   as rows      [row][row_length(dim)], times a factor     (left operands)
+//   as rows      [row][row_length(dim)], times a factor     (backward)
+//   in strips    [strip of dim][row][kStrip], times a factor  (queries)
 //   across       panels of kPanel rows, [dim][kPanel]       (scores: keys)
 //   by columns   panels of columns, [row][width of panel]   (sums: values)
 #if defined(COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_PACK_INL_H_) == \
@@ -20,6 +21,11 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
+
+// Keys of a forward's tile, a panel of AVX-512: packed keys and values and the
+// weights of a turn then fit into a first cache of 48 KB together, or nearly.
+inline constexpr int64_t kForwardKeys = 64;
+static_assert(kForwardKeys <= kTileKeys);
 
 // Columns of a tile are taken in multiples of this.
 template <typename T>
@@ -106,6 +112,41 @@ HWY_NOINLINE bool pack_as_rows(const HeadRows& rows, const IndexList& list,
     }
   });
   return hn::AllTrue(d, hn::Eq(finite, zero));
+}
+
+// Rows of a score tile are packed in strips of so many features, so that they
+// are a constant apart and one register holds all of their addresses.
+inline constexpr int64_t kStrip = 64;
+inline int64_t strips_size(int64_t rows, int64_t dim) {
+  return rows * round_up(dim, kStrip);
+}
+
+// Rows of a list times `factor`, zeros where live(x) is not and for those up to
+// `padded`, as strips of `padded` rows: [strip][row][kStrip].
+template <typename T, class Live>
+HWY_NOINLINE void pack_strips(const HeadRows& rows, const IndexList& list,
+                              const Live& live, int64_t dim, T factor,
+                              int64_t padded, T* HWY_RESTRICT out) {
+  const Tag<T> d;
+  const int64_t length = row_length<T>(dim);
+  const auto place = [&](int64_t t, int64_t c) COSFORMER_LAMBDA {
+    return out + (c / kStrip * padded + t) * kStrip + c % kStrip;
+  };
+  for_input<T>(rows.dtype, [&](auto type) HWY_ATTR {
+    using In = decltype(type);
+    const Vec<T> by = hn::Set(d, factor);
+    for (int64_t t = 0; t < padded; ++t) {
+      if (t < list.count && live(list[t])) {
+        load_row<T>(reinterpret_cast<const In*>(rows.at(list[t])), dim, length,
+                    [&](Vec<T> v, int64_t c) COSFORMER_LAMBDA {
+                      hn::Store(hn::Mul(v, by), d, place(t, c));
+                    });
+      } else {
+        for (int64_t c = 0; c < length; c += kLanes<T>)
+          hn::Store(hn::Zero(d), d, place(t, c));
+      }
+    }
+  });
 }
 
 // out[c * kPanel + r] = rows[r][c] for a square of lanes x lanes, from column c
@@ -241,7 +282,7 @@ HWY_NOINLINE void pack_across(const HeadRows& rows, const IndexList& list,
 }
 
 // The same elements by columns: panels of kPanel columns (the last as wide as
-// is left, in whole vectors), tile_keys rows apart. Returns whether all that
+// is left, in whole vectors), kForwardKeys rows high. Returns whether all that
 // take part are finite. Rows up to kTileStep become zeros.
 template <typename T>
 HWY_NOINLINE bool pack_by_columns(const HeadRows& rows, const IndexList& list,
@@ -261,7 +302,7 @@ HWY_NOINLINE bool pack_by_columns(const HeadRows& rows, const IndexList& list,
         const int64_t panel = c / kPanel<T> * kPanel<T>;
         const int64_t left = length - panel;
         const int64_t width = left < kPanel<T> ? left : kPanel<T>;
-        return out + panel * kTileKeys + j * width + c - panel;
+        return out + panel * kForwardKeys + j * width + c - panel;
       };
       if (j < count && (real.word[j / 64] >> (j % 64) & 1) != 0) {
         if (j + 8 < count) prefetch_row(rows.at(list[first + j + 8]), bytes);

@@ -37,7 +37,8 @@ Status run_softmax_forward(const SoftmaxCall& call,
   constexpr int64_t kTasks = 256;
   const int64_t share = (items + kTasks - 1) / kTasks;
   executor.run((items + share - 1) / share, [&](int64_t task, int thread) {
-    forward.run(plan, task * share, std::min(items, (task + 1) * share),
+    const int64_t next = (task + executor.num_threads()) * share;
+    forward.run(plan, task * share, std::min(items, (task + 1) * share), next,
                 bias_elements > 0 ? bias.data() : nullptr, scratch[thread]);
   });
   return Status();

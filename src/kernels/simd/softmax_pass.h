@@ -18,8 +18,9 @@ struct SoftmaxForward {
   // The scratch of a thread, for blocks of at most so many queries, and tiles
   // of at most so many keys.
   size_t (*scratch_bytes)(const SoftmaxCall& call, int64_t queries);
-  // Items [begin, end) of the plan.
-  void (*run)(const SoftmaxPlan& plan, int64_t begin, int64_t end,
+  // Items [begin, end) of the plan. next: what the thread is likely to do then,
+  // to be brought into its cache; beyond the items: nothing.
+  void (*run)(const SoftmaxPlan& plan, int64_t begin, int64_t end, int64_t next,
               const void* bias, void* scratch);
 };
 

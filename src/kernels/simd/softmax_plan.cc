@@ -275,19 +275,6 @@ void InnerList::fill(const SoftmaxPlan& plan, const SoftmaxItem& item) {
   list_.list = merged_.data();
 }
 
-TileBits bit_range(int64_t from, int64_t to) {
-  const auto below = [](int64_t n) {
-    return n <= 0    ? uint64_t{0}
-           : n >= 64 ? ~uint64_t{0}
-                     : (uint64_t{1} << n) - 1;
-  };
-  TileBits bits;
-  if (to <= from) return bits;
-  bits.word[0] = below(to) & ~below(from);
-  bits.word[1] = below(to - 64) & ~below(from - 64);
-  return bits;
-}
-
 void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
                      const IndexList& inner, int64_t first, int64_t count) {
   const SoftmaxCall& call = plan.call();
@@ -398,6 +385,39 @@ TileBits TileMask::row(int64_t t) {
     bits = bits | block_bits_;
   }
   return bits & allowed;
+}
+
+void TileMask::rows(int64_t from, int64_t to, TileBits* out) {
+  const bool run = block_->outer.list == nullptr && inner_.list == nullptr;
+  if (!plain_ || !outer_plain_ || !run) {
+    for (int64_t t = from; t < to; ++t) *out++ = row(t);
+    return;
+  }
+  // Intervals of a run that move by a constant from row to row: in elements of
+  // the tile, those of the row's own position and what the window adds.
+  const SoftmaxAttentionOptions& o = plan_->call().options;
+  const SoftmaxPlan::Reach& reach = plan_->reach();
+  const int64_t step = inner_.step;
+  const int64_t far = 2 * kMaxPosition;  // beyond every element
+  const bool queries = plan_->side() == Side::kQueries;
+  int64_t before = far, after = far;  // of the elements seen
+  if (!all_pairs_ && reach.has_before) before = reach.before;
+  if (!all_pairs_ && reach.has_after) after = reach.after;
+  if (o.is_causal && queries) after = std::min<int64_t>(after, 0);
+  if (o.is_causal && !queries) before = std::min<int64_t>(before, 0);
+  const int64_t origin = inner_.first + first_ * step;
+  for (int64_t t = from; t < to; ++t) {
+    const int64_t at = block_->outer[t] + shift_ - origin;
+    // The first element not below at - before, the first beyond at + after.
+    int64_t low = at - before, high = at + after + 1;
+    if (step > 1) {
+      low = floor_div(low + step - 1, step);
+      high = floor_div(high + step - 1, step);
+    }
+    *out++ =
+        bit_range(std::max<int64_t>(low, 0), std::min<int64_t>(high, count_)) &
+        real_;
+  }
 }
 
 }  // namespace cosformer::simd

@@ -191,7 +191,15 @@ inline TileBits operator&(const TileBits& a, const TileBits& b) {
   return {{a.word[0] & b.word[0], a.word[1] & b.word[1]}};
 }
 // Bits [from, to).
-TileBits bit_range(int64_t from, int64_t to);
+inline TileBits bit_range(int64_t from, int64_t to) {
+  const auto below = [](int64_t n) {
+    return n <= 0    ? uint64_t{0}
+           : n >= 64 ? ~uint64_t{0}
+                     : (uint64_t{1} << n) - 1;
+  };
+  if (to <= from) return TileBits();
+  return {{below(to) & ~below(from), below(to - 64) & ~below(from - 64)}};
+}
 
 enum class TileClass { kNone, kPartial, kFull };
 
@@ -205,6 +213,8 @@ class TileMask {
   TileClass classify(int64_t from, int64_t to) const;
   // The visible elements of outer row t.
   TileBits row(int64_t t);
+  // Those of outer rows [from, to).
+  void rows(int64_t from, int64_t to, TileBits* out);
   // Inner elements that take part at all (the others must be packed as zeros).
   const TileBits& real() const { return real_; }
 

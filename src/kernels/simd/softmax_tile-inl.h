@@ -29,6 +29,7 @@
 #include <limits>
 
 #include "kernels/simd/softmax_exp-inl.h"
+#include "kernels/simd/softmax_pack-inl.h"
 #include "kernels/simd/softmax_plan.h"
 #include "kernels/simd/tile-inl.h"
 
@@ -82,11 +83,11 @@ inline constexpr uint8_t kNothingFinite = 2;  // sees keys; none of use yet
 // kSoftmaxRows rows and the keys of one panel from `column` of the tile on.
 template <typename T>
 struct ScoreTile {
-  const T* q;            // packed rows, scaled by scale log2(e)
-  int64_t q_stride;      // multiple of 4
+  const T* q;            // packed in strips, scaled by scale log2(e)
+  int64_t strip_stride;  // from a strip to the next
   const T* keys;         // [depth][kPanel], from the first key of the tile
   int64_t depth;         // multiple of 4
-  T* weights;            // rows of kTileKeys, from the first key of the tile
+  T* weights;            // rows of kForwardKeys, from the first key of the tile
   const TileBits* bits;  // of each row, where masked
   int64_t column;        // of the first key, a multiple of the lanes
   const T* const* bias;  // of each row, from the first key; or nullptr
@@ -131,37 +132,40 @@ HWY_INLINE void scores(const ScoreTile<T>& tile, Vec<T>* acc) {
   if constexpr (kTwice) {
     unroll<kRows>([&](auto r) COSFORMER_LAMBDA { second[r] = hn::Zero(d); });
   }
-  const T* HWY_RESTRICT q = tile.q;
   const T* HWY_RESTRICT k = tile.keys;
-  const int64_t stride = tile.q_stride;
   const char* const* prefetch = tile.prefetch->at;
-  for (int64_t step = 0; step < tile.depth / 4; ++step) {
-    if (step < kPrefetches) {
-      const char* at = prefetch[step];
-      unroll<4>([&](auto line) COSFORMER_LAMBDA {
-        __builtin_prefetch(at + line * 64, 0, 2);
+  const char* const* prefetch_end = prefetch + kPrefetches;
+  const T* strip = tile.q;
+  for (int64_t left = tile.depth; left > 0;
+       left -= kStrip, strip += tile.strip_stride) {
+    const T* HWY_RESTRICT q = strip;
+    const T* q_end = q + std::min(left, kStrip);
+    for (; q != q_end; q += 4, k += 4 * kPanel<T>) {
+      if (prefetch != prefetch_end) {
+        const char* at = *prefetch++;
+        unroll<4>([&](auto line) COSFORMER_LAMBDA {
+          __builtin_prefetch(at + line * 64, 0, 2);
+        });
+      }
+      unroll<4>([&](auto f) COSFORMER_LAMBDA {
+        Vec<T> kv[kVectors];
+        unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+          kv[n] = hn::Load(d, k + f * kPanel<T> + n * kLane);
+        });
+        unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+          const Vec<T> qv = hn::Set(d, q[r * kStrip + f]);
+          if constexpr (kTwice && f % 2 == 1) {
+            second[r] = hn::MulAdd(qv, kv[0], second[r]);
+          } else {
+            unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+              acc[r * kVectors + n] =
+                  hn::MulAdd(qv, kv[n], acc[r * kVectors + n]);
+            });
+          }
+        });
       });
+      pin<T, kRows * kVectors>(acc);
     }
-    unroll<4>([&](auto f) COSFORMER_LAMBDA {
-      Vec<T> kv[kVectors];
-      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-        kv[n] = hn::Load(d, k + f * kPanel<T> + n * kLane);
-      });
-      unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-        const Vec<T> qv = hn::Set(d, q[r * stride + f]);
-        if constexpr (kTwice && f % 2 == 1) {
-          second[r] = hn::MulAdd(qv, kv[0], second[r]);
-        } else {
-          unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-            acc[r * kVectors + n] =
-                hn::MulAdd(qv, kv[n], acc[r * kVectors + n]);
-          });
-        }
-      });
-    });
-    pin<T, kRows * kVectors>(acc);
-    q += 4;
-    k += 4 * kPanel<T>;
   }
   if constexpr (kTwice) {
     unroll<kRows>(
@@ -178,7 +182,7 @@ HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
                             uint64_t bits, T* HWY_RESTRICT scores) {
   constexpr int64_t kLane = kLanes<T>;
   const auto counts = [&](int64_t j) { return (bits >> j & 1) != 0; };
-  T* HWY_RESTRICT weights = tile.weights + r * kTileKeys;
+  T* HWY_RESTRICT weights = tile.weights + r * kForwardKeys;
   T* HWY_RESTRICT sums = tile.sums + r * kLane;
   T largest = 0;
   for (int64_t j = 0; j < keys; ++j)
@@ -216,7 +220,7 @@ HWY_NOINLINE void raise_rows(const ScoreTile<T>& tile, bool masked) {
     hn::Store(acc[i], d, stored + i * kLane);
   });
   for (int r = 0; r < kRows; ++r) {
-    const T* HWY_RESTRICT weights = tile.weights + r * kTileKeys;
+    const T* HWY_RESTRICT weights = tile.weights + r * kForwardKeys;
     Vec<T> sum = hn::Load(d, weights);
     for (int n = 1; n < kVectors; ++n)
       sum = hn::Add(sum, hn::Load(d, weights + n * kLane));
@@ -245,7 +249,7 @@ HWY_NOINLINE void set_references(const ScoreTile<T>& tile) {
     if (tile.seen[r] == kSeen) continue;
     uint64_t bits = tile.bits_of(r) & kAll;
     if (bits == 0) continue;
-    T* HWY_RESTRICT x = tile.weights + r * kTileKeys;
+    T* HWY_RESTRICT x = tile.weights + r * kForwardKeys;
     T reference = x[std::countr_zero(bits)];
     if (!std::isfinite(reference)) {
       reference = -std::numeric_limits<T>::infinity();
@@ -278,12 +282,12 @@ HWY_NOINLINE void score_tile(const ScoreTile<T>& tile) {
   if constexpr (kFirst) {
     unroll<kRows * kVectors>([&](auto i) COSFORMER_LAMBDA {
       hn::Store(acc[i], d,
-                weights + i / kVectors * kTileKeys + i % kVectors * kLane);
+                weights + i / kVectors * kForwardKeys + i % kVectors * kLane);
     });
     set_references<T, kVectors>(tile);
     unroll<kRows * kVectors>([&](auto i) COSFORMER_LAMBDA {
       acc[i] = hn::Load(
-          d, weights + i / kVectors * kTileKeys + i % kVectors * kLane);
+          d, weights + i / kVectors * kForwardKeys + i % kVectors * kLane);
     });
   }
   Vec<T> sum[kRows];
@@ -295,16 +299,16 @@ HWY_NOINLINE void score_tile(const ScoreTile<T>& tile) {
       if constexpr (kMasked)
         p = hn::IfThenElseZero(lanes_of<T>(bits >> (n * kLane)), p);
       sum[r] = n == 0 ? p : hn::Add(sum[r], p);
-      hn::Store(p, d, weights + r * kTileKeys + n * kLane);
+      hn::Store(p, d, weights + r * kForwardKeys + n * kLane);
     });
   });
-  // What is NaN is not below, either.
-  const Vec<T> large = hn::Set(d, static_cast<T>(kLargeSum));
-  auto fine = hn::Le(sum[0], large);
-  unroll<kRows - 1>([&](auto r) COSFORMER_LAMBDA {
-    fine = hn::And(fine, hn::Le(sum[r + 1], large));
-  });
-  if (HWY_UNLIKELY(!hn::AllTrue(d, fine)))
+  // Weights are not negative: if all of them together are not too large, no
+  // row is. What is NaN is not below, either.
+  Vec<T> all = sum[0];
+  unroll<kRows - 1>([&](auto r)
+                        COSFORMER_LAMBDA { all = hn::Add(all, sum[r + 1]); });
+  if (HWY_UNLIKELY(
+          !hn::AllTrue(d, hn::Le(all, hn::Set(d, static_cast<T>(kLargeSum))))))
     return raise_rows<T, kVectors>(tile, kMasked);
   unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
     T* at = tile.sums + r * kLane;
@@ -331,7 +335,7 @@ HWY_NOINLINE void value_tile(const T* HWY_RESTRICT weights,
         v[n] = hn::Load(d, values + jj * kWidth + n * kLane);
       });
       unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-        const Vec<T> w = hn::Set(d, weights[r * kTileKeys + jj]);
+        const Vec<T> w = hn::Set(d, weights[r * kForwardKeys + jj]);
         unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
           acc[r * kVectors + n] = hn::MulAdd(w, v[n], acc[r * kVectors + n]);
         });
