@@ -148,6 +148,8 @@ struct SoftmaxAttentionArgs {
 // Exact softmax attention (Vaswani et al. 2017), tiled (Dao et al. 2022): q
 // [batch, q_len, heads, head_dim], k [batch, kv_len, kv_heads, head_dim], v
 // [batch, kv_len, kv_heads, value_dim] -> [batch, q_len, heads, value_dim].
+// Gradients of any order by q, k, v and relative_bias; the second forms every
+// weight.
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k,
                              const at::Tensor& v,
                              const SoftmaxAttentionArgs& args = {});
@@ -188,6 +190,9 @@ at::Tensor linformer_attention(const at::Tensor& q, const at::Tensor& k,
 // says which tokens are global; the row of a global token is softmax_attention
 // of q_global over k_global, v_global (all keys, within is_causal); the other
 // rows are softmax_attention of q, k, v with args. k_global, v_global: as k, v.
+// scale, relative_bias and dropout hold for both. Work for the global rows:
+// (global tokens x keys); all rows of their tiles where the call is causal, has
+// a bias or dropout, or is compiled. Packed sequences are taken one by one.
 at::Tensor longformer_attention(const at::Tensor& q, const at::Tensor& k,
                                 const at::Tensor& v, const at::Tensor& q_global,
                                 const at::Tensor& k_global,
@@ -205,7 +210,10 @@ at::Tensor bigbird_block_mask(int64_t num_heads, int64_t num_blocks,
                               std::pair<int64_t, int64_t> global_blocks = {1,
                                                                            1},
                               bool is_causal = false, int64_t seed = 0);
-// softmax_attention with that mask, of ceil(length / block_size) blocks.
+// softmax_attention with that mask, of ceil(length / block_size) blocks, length
+// being 1 + the last position. Not causal, rows depend on the length: packed
+// sequences are taken one by one, and a padded call differs from the sequence
+// alone.
 struct BigBirdAttentionArgs {
   int64_t block_size = 64;
   int64_t num_random_blocks = 3;

@@ -5,6 +5,7 @@
 
 #include "ops/call_checks.h"
 #include "ops/errors.h"
+#include "ops/executor.h"
 #include "ops/softmax_call.h"
 #include "ops/softmax_checks.h"
 #include "ops/softmax_inputs.h"
@@ -30,9 +31,10 @@ SoftmaxOutputs softmax_cpu(const SoftmaxCall& call, bool return_log_sum_exp) {
   at::Tensor log_sum_exp = return_log_sum_exp
                                ? empty({batch, q_len, heads}, accumulation)
                                : empty({0}, accumulation);
-  throw_if_error(reference::softmax_attention_forward(
+  throw_if_error(softmax_attention_forward(
       kernel_options(call), inputs.inputs(), mutable_view(out),
-      return_log_sum_exp ? log_sum_exp.mutable_data_ptr() : nullptr));
+      return_log_sum_exp ? log_sum_exp.mutable_data_ptr() : nullptr,
+      torch_executor()));
   return {out, log_sum_exp};
 }
 
@@ -41,8 +43,10 @@ SoftmaxBackwardOutputs softmax_backward_cpu(const SoftmaxGradients& gradients,
   check_softmax_call(call);
   check_softmax_gradients(gradients, call);
   const SoftmaxInputs inputs(call);
-  at::Tensor d_out_holder;
+  at::Tensor out_holder, d_out_holder;
+  const at::Tensor& out = dense_rows(gradients.out, out_holder);
   const at::Tensor& d_out = dense_rows(gradients.d_out, d_out_holder);
+  const at::Tensor log_sum_exp = gradients.log_sum_exp.contiguous();
 
   const auto gradient_of = [](bool needed, const at::Tensor& tensor) {
     return needed ? empty(tensor.sizes(), tensor.options())
@@ -61,10 +65,11 @@ SoftmaxBackwardOutputs softmax_backward_cpu(const SoftmaxGradients& gradients,
     d_bias = empty(call.relative_bias->sizes(),
                    call.q.options().dtype(accumulation_dtype(call.q)));
   }
-  throw_if_error(reference::softmax_attention_backward(
-      kernel_options(call), inputs.inputs(), view(d_out), target(needs_q, dq),
+  throw_if_error(softmax_attention_backward(
+      kernel_options(call), inputs.inputs(), view(out),
+      log_sum_exp.const_data_ptr(), view(d_out), target(needs_q, dq),
       target(needs_k, dk), target(needs_v, dv),
-      with_bias ? d_bias.mutable_data_ptr() : nullptr));
+      with_bias ? d_bias.mutable_data_ptr() : nullptr, torch_executor()));
   if (call.relative_bias) d_bias = d_bias.to(call.relative_bias->options());
   return {dq, dk, dv, d_bias};
 }
