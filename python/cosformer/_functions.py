@@ -57,7 +57,7 @@ def _linear(
         eps,
         rotary_base,
         rotary_interleaved,
-        *(_NO_SPEC if state is None else state[4:]),
+        *(_NO_SPEC if state is None else state[4:9]),
         return_state,
         return_denominator,
     )
@@ -304,7 +304,7 @@ def linear_attention_decode_step_(
         eps,
         state.rotary_base or None,
         state.rotary_interleaved,
-        *state[4:],
+        *state[4:9],
     )
 
 

@@ -14,8 +14,8 @@ class LinearState(NamedTuple):
     """The state of a linear attention: of constant size, however long the sequence.
 
     A row is a batch row, or a packed sequence. float32, or float64 for float64 inputs. Made by
-    ``linear_attention(..., return_state=True)``; a call whose options differ from those that made
-    it is an error. Gradients flow through it both ways.
+    ``linear_attention(..., return_state=True)`` or ``performer_attention``; a call whose options
+    differ from those that made it is an error. Gradients flow through it both ways.
     """
 
     kv_state: Tensor  #: [rows, kv_heads, features, value_dim]
@@ -27,6 +27,9 @@ class LinearState(NamedTuple):
     reweight_len: int = 0  #: 0 = no cosine
     rotary_base: float = 0.0  #: 0 = no rotary positions
     rotary_interleaved: bool = False
+    #: Performer's: [rows, kv_heads, features], the logarithm that each feature's sums are scaled
+    #: by; -inf where no key was seen. A constant for gradients. None for other kinds.
+    log_scale: Tensor | None = None
 
     def clone(self) -> LinearState:
         """A contiguous copy that later in-place steps do not touch."""
@@ -53,7 +56,16 @@ class LinearState(NamedTuple):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking)
 
-        return self._map(move)
+        moved = self._map(move)
+        if self.log_scale is None or moved.log_scale.dtype == self.log_scale.dtype:
+            return moved
+        # What the logarithms lose to rounding the sums take over.
+        wide = moved.log_scale.double()
+        lost = (self.log_scale.to(wide.device).double() - wide).nan_to_num(0)
+        factor = lost.exp().to(moved.k_sum.dtype)
+        return moved._replace(
+            kv_state=moved.kv_state * factor.unsqueeze(-1), k_sum=moved.k_sum * factor
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """One safetensors file, options included; it appears whole or not at all."""
@@ -62,7 +74,9 @@ class LinearState(NamedTuple):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinearState:
         """What ``save`` wrote, fully checked; a file that is anything else is a RuntimeError."""
-        return cls(*torch.ops.cosformer.linear_state_load(os.fspath(path)))
+        *fields, log_scale = torch.ops.cosformer.linear_state_load(os.fspath(path))
+        state = cls(*fields)
+        return state._replace(log_scale=log_scale) if state.kind == "performer" else state
 
     def _map(self, function) -> LinearState:
         return self._replace(
@@ -70,4 +84,5 @@ class LinearState(NamedTuple):
             k_sum=function(self.k_sum),
             start=function(self.start),
             position=function(self.position),
+            log_scale=None if self.log_scale is None else function(self.log_scale),
         )

@@ -62,6 +62,17 @@ at::Tensor attention_matrix(const at::Tensor& q, const at::Tensor& k,
 }
 
 at::Tensor attention_matrix(const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& projection,
+                            const PerformerAttentionArgs& args) {
+  check_unset(args.state.has_value() || args.return_state, "state");
+  check_unset(args.cu_seqlens_q || args.cu_seqlens_k, "cu_seqlens");
+  const at::Tensor values = ops::unit_values(q, k);
+  if (is_empty(k)) return empty_matrix(q);
+  return ops::as_matrix(
+      std::get<0>(performer_attention(q, k, values, projection, args)));
+}
+
+at::Tensor attention_matrix(const at::Tensor& q, const at::Tensor& k,
                             const SoftmaxAttentionArgs& args) {
   check_unset(args.dropout_p != 0, "dropout_p");
   check_unset(args.cu_seqlens_q || args.cu_seqlens_k, "cu_seqlens");

@@ -14,44 +14,6 @@ AttentionCall common(const LinearCall& call) {
   return attention_call(kWhere, call);
 }
 
-void check_state(const LinearCall& call, const c10::SymInt& rows) {
-  const bool any =
-      call.kv_state || call.k_sum || call.state_start || call.state_position;
-  if (!any) return;
-  if (!call.kv_state || !call.k_sum || !call.state_start ||
-      !call.state_position) {
-    fail(kWhere,
-         "a state needs kv_state, k_sum, start and position: give all or none");
-  }
-  const at::ScalarType dtype = accumulation_dtype(call);
-  const c10::SymInt features = num_features(call);
-  const at::Tensor& kv_state = *call.kv_state;
-  const at::Tensor& k_sum = *call.k_sum;
-  if (kv_state.scalar_type() != dtype || k_sum.scalar_type() != dtype) {
-    fail(kWhere, "state is ", kv_state.scalar_type(), " and ",
-         k_sum.scalar_type(), ", expected ", dtype, " for ",
-         call.q.scalar_type(), " inputs");
-  }
-  const auto kv = kv_state.sym_sizes();
-  if (kv_state.dim() != 4 || kv[0] != rows || kv[1] != call.k.sym_size(2) ||
-      kv[2] != features || kv[3] != call.v.sym_size(3)) {
-    fail(kWhere, "state.kv_state has shape ", shape(kv_state),
-         ", expected [rows, kv_heads, features, value_dim] = [", rows, ", ",
-         call.k.sym_size(2), ", ", features, ", ", call.v.sym_size(3), "]");
-  }
-  const auto ks = k_sum.sym_sizes();
-  if (k_sum.dim() != 3 || ks[0] != rows || ks[1] != call.k.sym_size(2) ||
-      ks[2] != features) {
-    fail(kWhere, "state.k_sum has shape ", shape(k_sum),
-         ", expected [rows, kv_heads, features] = [", rows, ", ",
-         call.k.sym_size(2), ", ", features, "]");
-  }
-  check_positions(common(call), *call.state_start, "state.start", rows);
-  check_positions(common(call), *call.state_position, "state.position", rows);
-  check_same_device(common(call), kv_state, "state.kv_state");
-  check_same_device(common(call), k_sum, "state.k_sum");
-}
-
 FeatureMap parse_feature_map(std::string_view name) {
   if (name == "relu") return FeatureMap::kRelu;
   if (name == "elu1") return FeatureMap::kElu1;
@@ -93,6 +55,46 @@ std::string describe(const StateSpec& spec) {
 
 }  // namespace
 
+void check_state_tensors(const AttentionCall& call,
+                         const OptionalTensor& kv_state_given,
+                         const OptionalTensor& k_sum_given,
+                         const OptionalTensor& start,
+                         const OptionalTensor& position,
+                         const c10::SymInt& features) {
+  if (!kv_state_given && !k_sum_given && !start && !position) return;
+  if (!kv_state_given || !k_sum_given || !start || !position) {
+    fail(call.where,
+         "a state needs kv_state, k_sum, start and position: give all or none");
+  }
+  const at::ScalarType dtype = accumulation_dtype(call.q);
+  const c10::SymInt rows = num_rows(call);
+  const at::Tensor& kv_state = *kv_state_given;
+  const at::Tensor& k_sum = *k_sum_given;
+  if (kv_state.scalar_type() != dtype || k_sum.scalar_type() != dtype) {
+    fail(call.where, "state is ", kv_state.scalar_type(), " and ",
+         k_sum.scalar_type(), ", expected ", dtype, " for ",
+         call.q.scalar_type(), " inputs");
+  }
+  const auto kv = kv_state.sym_sizes();
+  if (kv_state.dim() != 4 || kv[0] != rows || kv[1] != call.k.sym_size(2) ||
+      kv[2] != features || kv[3] != call.v.sym_size(3)) {
+    fail(call.where, "state.kv_state has shape ", shape(kv_state),
+         ", expected [rows, kv_heads, features, value_dim] = [", rows, ", ",
+         call.k.sym_size(2), ", ", features, ", ", call.v.sym_size(3), "]");
+  }
+  const auto ks = k_sum.sym_sizes();
+  if (k_sum.dim() != 3 || ks[0] != rows || ks[1] != call.k.sym_size(2) ||
+      ks[2] != features) {
+    fail(call.where, "state.k_sum has shape ", shape(k_sum),
+         ", expected [rows, kv_heads, features] = [", rows, ", ",
+         call.k.sym_size(2), ", ", features, "]");
+  }
+  check_positions(call, *start, "state.start", rows);
+  check_positions(call, *position, "state.position", rows);
+  check_same_device(call, kv_state, "state.kv_state");
+  check_same_device(call, k_sum, "state.k_sum");
+}
+
 at::ScalarType accumulation_dtype(const LinearCall& call) {
   return accumulation_dtype(call.q);
 }
@@ -119,7 +121,8 @@ void check_linear_call(const LinearCall& call) {
   check_queries_keys_values(common(call));
   check_options(call);
   check_layout(common(call), " (additive masks have no linear form)");
-  check_state(call, num_rows(call));
+  check_state_tensors(common(call), call.kv_state, call.k_sum, call.state_start,
+                      call.state_position, num_features(call));
 }
 
 void check_gradients(const LinearGradients& gradients, const LinearCall& call) {

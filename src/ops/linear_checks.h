@@ -14,6 +14,13 @@ namespace cosformer::ops {
 
 // Throws; values of tensors are not looked at.
 void check_linear_call(const LinearCall& call);
+// A state of any kind on the linear engine, or none of it.
+void check_state_tensors(const AttentionCall& call,
+                         const OptionalTensor& kv_state,
+                         const OptionalTensor& k_sum,
+                         const OptionalTensor& start,
+                         const OptionalTensor& position,
+                         const c10::SymInt& features);
 void check_state_spec(const LinearCall& call, const StateSpec& spec);
 // Shapes and dtypes of what only the backward takes.
 void check_gradients(const LinearGradients& gradients, const LinearCall& call);

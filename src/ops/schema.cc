@@ -9,6 +9,7 @@
 #include "ops/decode_step.h"
 #include "ops/linear_call.h"
 #include "ops/linear_state.h"
+#include "ops/performer_schema.h"
 #include "ops/rotary.h"
 #include "ops/softmax_schema.h"
 
@@ -125,14 +126,17 @@ TORCH_LIBRARY(cosformer, m) {
   m.def(
       "linear_state_save(Tensor kv_state, Tensor k_sum, Tensor start, "
       "Tensor position, str kind, str feature_map, int reweight_len, "
-      "float rotary_base, bool rotary_interleaved, str path) -> ()",
+      "float rotary_base, bool rotary_interleaved, Tensor? log_scale, "
+      "str path) -> ()",
       &save_state);
   m.def(
       "linear_state_load(str path) -> (Tensor kv_state, Tensor k_sum, "
       "Tensor start, Tensor position, str kind, str feature_map, "
-      "int reweight_len, float rotary_base, bool rotary_interleaved)",
+      "int reweight_len, float rotary_base, bool rotary_interleaved, "
+      "Tensor log_scale)",
       &load_state);
   define_softmax(m);
+  define_performer(m);
 }
 
 // Devices without kernels.
@@ -142,6 +146,7 @@ TORCH_LIBRARY_IMPL(cosformer, CompositeExplicitAutograd, m) {
   implement_decode_step<decode_step_portable>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_portable));
   implement_softmax(m, c10::DispatchKey::CompositeExplicitAutograd);
+  implement_performer(m, c10::DispatchKey::CompositeExplicitAutograd);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
@@ -151,6 +156,7 @@ TORCH_LIBRARY_IMPL(cosformer, CPU, m) {
   m.impl("apply_rotary", TORCH_FN(rotary_cpu));
   m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_cpu));
   implement_softmax(m, c10::DispatchKey::CPU);
+  implement_performer(m, c10::DispatchKey::CPU);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, Meta, m) {
@@ -160,6 +166,7 @@ TORCH_LIBRARY_IMPL(cosformer, Meta, m) {
   m.impl("apply_rotary", TORCH_FN(rotary_meta));
   m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_meta));
   implement_softmax(m, c10::DispatchKey::Meta);
+  implement_performer(m, c10::DispatchKey::Meta);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
@@ -168,27 +175,32 @@ TORCH_LIBRARY_IMPL(cosformer, Autograd, m) {
   implement_decode_step<decode_step_autograd>(m);
   m.impl("apply_rotary", TORCH_FN(rotary_autograd));
   implement_softmax(m, c10::DispatchKey::Autograd);
+  implement_performer(m, c10::DispatchKey::Autograd);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, ADInplaceOrView, m) {
   implement_decode_step<decode_step_in_place>(m);
   implement_softmax(m, c10::DispatchKey::ADInplaceOrView);
+  implement_performer(m, c10::DispatchKey::ADInplaceOrView);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, AutocastCPU, m) {
   implement_forward<forward_autocast>(m);
   implement_decode_step<decode_step_autocast>(m);
   implement_softmax(m, c10::DispatchKey::AutocastCPU);
+  implement_performer(m, c10::DispatchKey::AutocastCPU);
 }
 TORCH_LIBRARY_IMPL(cosformer, AutocastCUDA, m) {
   implement_forward<forward_autocast>(m);
   implement_decode_step<decode_step_autocast>(m);
   implement_softmax(m, c10::DispatchKey::AutocastCUDA);
+  implement_performer(m, c10::DispatchKey::AutocastCUDA);
 }
 
 TORCH_LIBRARY_IMPL(cosformer, BackendSelect, m) {
   m.impl("sinusoidal_positions", TORCH_FN(sinusoidal_select));
   implement_softmax(m, c10::DispatchKey::BackendSelect);
+  implement_performer(m, c10::DispatchKey::BackendSelect);
 }
 
 }  // namespace cosformer::ops

@@ -1,7 +1,7 @@
 // A state on disk: one safetensors file with the tensors kv_state, k_sum, start
-// and position, and what made them as metadata. The format layer is no
-// dependency of the operators (and reads models); four known tensors need
-// little of it, and JSON is read by nlohmann-json.
+// and position (and log_scale: Performer's), and what made them as metadata.
+// The format layer is no dependency of the operators (and reads models); four
+// known tensors need little of it, and JSON is read by nlohmann-json.
 #include <ATen/ops/empty.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -25,8 +25,8 @@ using Json = nlohmann::ordered_json;
 constexpr char kFormat[] = "cosformer.linear_state";
 constexpr char kVersion[] = "1";
 constexpr uint64_t kMaxHeader = uint64_t{1} << 20;
-constexpr std::array<const char*, 4> kNames = {"kv_state", "k_sum", "start",
-                                               "position"};
+constexpr std::array<const char*, 5> kNames = {"kv_state", "k_sum", "start",
+                                               "position", "log_scale"};
 
 const char* dtype_name(at::ScalarType dtype) {
   if (dtype == at::kFloat) return "F32";
@@ -295,9 +295,17 @@ void save_state(const at::Tensor& kv_state, const at::Tensor& k_sum,
                 const at::Tensor& start, const at::Tensor& position,
                 std::string_view kind, std::string_view feature_map,
                 int64_t reweight_len, double rotary_base,
-                bool rotary_interleaved, std::string_view path) {
-  const std::array<const at::Tensor*, 4> tensors = {&kv_state, &k_sum, &start,
-                                                    &position};
+                bool rotary_interleaved,
+                const std::optional<at::Tensor>& log_scale,
+                std::string_view path) {
+  if ((kind == "performer") != log_scale.has_value()) {
+    fail("LinearState::save: a state of kind '", kind, "' has ",
+         log_scale ? "a" : "no", " log_scale, expected ",
+         log_scale ? "none" : "one");
+  }
+  std::vector<const at::Tensor*> tensors = {&kv_state, &k_sum, &start,
+                                            &position};
+  if (log_scale) tensors.push_back(&*log_scale);
   char base[64];
   std::snprintf(base, sizeof(base), "%.17g", rotary_base);
   Json header;
@@ -309,16 +317,17 @@ void save_state(const at::Tensor& kv_state, const at::Tensor& k_sum,
       {"reweight_len", std::to_string(reweight_len)},
       {"rotary_base", base},
       {"rotary_interleaved", rotary_interleaved ? "true" : "false"}};
-  std::array<at::Tensor, 4> dense;
+  std::vector<at::Tensor> dense(tensors.size());
   uint64_t offset = 0;
-  for (size_t i = 0; i < 4; ++i) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
     dense[i] = tensors[i]->detach().to(at::kCPU).contiguous();
     const at::ScalarType dtype = dense[i].scalar_type();
-    const bool valid = i < 2 ? dtype == at::kFloat || dtype == at::kDouble
-                             : dtype == at::kLong;
+    const bool is_float = i < 2 || i == 4;
+    const bool valid = is_float ? dtype == at::kFloat || dtype == at::kDouble
+                                : dtype == at::kLong;
     if (!valid) {
       fail("LinearState::save: ", kNames[i], " is ", dtype, ", expected ",
-           i < 2 ? "float32 or float64" : "int64");
+           is_float ? "float32 or float64" : "int64");
     }
     const uint64_t bytes = dense[i].nbytes();
     header[kNames[i]] = {{"dtype", dtype_name(dtype)},
@@ -341,7 +350,7 @@ void save_state(const at::Tensor& kv_state, const at::Tensor& k_sum,
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, std::string,
-           std::string, int64_t, double, bool>
+           std::string, int64_t, double, bool, at::Tensor>
 load_state(std::string_view path) {
   StateReader reader(path);
   if (reader.metadata("format") != kFormat) {
@@ -353,14 +362,17 @@ load_state(std::string_view path) {
                "', this version reads '", kVersion, "'");
   }
   const std::string kind = reader.metadata("kind");
-  if (kind != "linear") {
-    reader.bad("holds a state of kind '", kind, "', expected 'linear'");
+  const bool performer = kind == "performer";
+  if (kind != "linear" && !performer) {
+    reader.bad("holds a state of kind '", kind,
+               "', expected 'linear' or 'performer'");
   }
   const std::string feature_map = reader.metadata("feature_map");
-  if (feature_map != "relu" && feature_map != "elu1" &&
-      feature_map != "identity") {
-    reader.bad("has feature_map '", feature_map,
-               "', expected 'relu', 'elu1' or 'identity'");
+  if (performer ? feature_map != "performer"
+                : feature_map != "relu" && feature_map != "elu1" &&
+                      feature_map != "identity") {
+    reader.bad("has feature_map '", feature_map, "', expected ",
+               performer ? "'performer'" : "'relu', 'elu1' or 'identity'");
   }
   const int64_t reweight_len = parse_integer(reader, "reweight_len");
   const double rotary_base = parse_double(reader, "rotary_base");
@@ -372,6 +384,8 @@ load_state(std::string_view path) {
   at::Tensor k_sum = reader.tensor("k_sum", 3);
   at::Tensor start = reader.tensor("start", 1);
   at::Tensor position = reader.tensor("position", 1);
+  at::Tensor log_scale = at::empty({0});
+  if (performer) log_scale = reader.tensor("log_scale", 3);
   reader.check_complete();
   const int64_t rows = kv_state.size(0);
   if (k_sum.scalar_type() != kv_state.scalar_type() ||
@@ -381,6 +395,12 @@ load_state(std::string_view path) {
                ", start ", start.sizes(), ", position ", position.sizes(),
                ": expected [rows, heads, features, value_dim], [rows, heads, "
                "features], [rows], [rows], the first two of one dtype");
+  }
+  if (performer && (log_scale.scalar_type() != k_sum.scalar_type() ||
+                    log_scale.sizes() != k_sum.sizes())) {
+    reader.bad("has log_scale ", log_scale.scalar_type(), " ",
+               log_scale.sizes(), ", expected ", k_sum.scalar_type(), " ",
+               k_sum.sizes(), " as k_sum");
   }
   if (reweight_len > 0 && kv_state.size(2) % 2 != 0) {
     reader.bad("has ", kv_state.size(2),
@@ -397,7 +417,8 @@ load_state(std::string_view path) {
   }
   return {kv_state,     k_sum,       start,
           position,     kind,        feature_map,
-          reweight_len, rotary_base, interleaved == "true"};
+          reweight_len, rotary_base, interleaved == "true",
+          log_scale};
 }
 
 }  // namespace cosformer::ops

@@ -105,7 +105,7 @@ def decode_arguments():
     return (
         *(q, k, v, kv_state, k_sum, position, start, mask, None),
         *("relu", 20, "sum", 1e-6, None, False),
-        *state[4:],
+        *state[4:9],
     )
 
 
@@ -138,6 +138,11 @@ def test_every_operator_is_checked_above():
         "linear_attention_decode_step_",
         "apply_rotary",
         "sinusoidal_positions",
+        # In test_performer.py.
+        "performer_attention",
+        "performer_attention_backward",
+        "performer_attention_decode_step_",
+        "performer_projection",
         # In test_softmax_operators.py.
         "softmax_attention",
         "softmax_attention_backward",
@@ -152,6 +157,7 @@ def test_every_operator_is_checked_above():
     # compute with.
     others = {
         "linear_attention_portable",
+        "performer_attention_portable",
         "softmax_attention_portable",
         "linear_state_save",
         "linear_state_load",

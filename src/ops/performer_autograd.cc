@@ -1,0 +1,262 @@
+// Gradients of Performer, as linear_autograd.cc has those of linear attention:
+// the backward is an operator of its own, whose gradient comes from
+// differentiating the portable path. A state's log_scale is a constant.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "ops/autograd_util.h"
+#include "ops/errors.h"
+#include "ops/performer_call.h"
+#include "ops/performer_portable.h"
+
+namespace cosformer::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The tensors of a call, for the backward: references would dangle.
+class SavedCall {
+ public:
+  static constexpr size_t kTensors = 15;
+
+  // Appends the tensors to saved, the rest to the context.
+  static void save(AutogradContext* ctx, const PerformerCall& call,
+                   variable_list saved) {
+    saved.insert(saved.end(), {call.q, call.k, call.v, call.projection});
+    for (const OptionalTensor* tensor :
+         {&call.q_start, &call.kv_start, &call.key_mask, &call.query_mask,
+          &call.cu_seqlens_q, &call.cu_seqlens_k, &call.kv_state, &call.k_sum,
+          &call.log_scale, &call.state_start, &call.state_position}) {
+      saved.push_back(tensor->has_value() ? **tensor : at::Tensor());
+    }
+    ctx->save_for_backward(std::move(saved));
+    ctx->saved_data["is_causal"] = call.is_causal;
+  }
+
+  // saved: what get_saved_variables gave, the call's tensors from `first` on.
+  SavedCall(AutogradContext* ctx, const variable_list& saved, size_t first)
+      : is_causal_(ctx->saved_data["is_causal"].toBool()) {
+    for (size_t i = 0; i < kTensors; ++i)
+      tensors_[i] = if_defined(saved[first + i]);
+  }
+
+  PerformerCall call() const {
+    return {*tensors_[0], *tensors_[1], *tensors_[2], *tensors_[3],
+            tensors_[4],  tensors_[5],  tensors_[6],  tensors_[7],
+            tensors_[8],  tensors_[9],  tensors_[10], tensors_[11],
+            tensors_[12], tensors_[13], tensors_[14], is_causal_};
+  }
+
+ private:
+  std::array<OptionalTensor, kTensors> tensors_;
+  bool is_causal_;
+};
+
+class Performer : public torch::autograd::Function<Performer> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static variable_list forward(AutogradContext* ctx, const at::Tensor&,
+                               const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const OptionalTensor&,
+                               const OptionalTensor&, const PerformerCall& call,
+                               const PerformerSpec& spec,
+                               ForwardWanted wanted) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    auto [out, log_denominator, kv_state, k_sum, log_scale, start, position] =
+        call_performer(call, spec, {wanted.state, true});
+    SavedCall::save(ctx, call, {out, log_denominator});
+    ctx->set_materialize_grads(false);
+    at::Tensor shown = wanted.denominator
+                           ? log_denominator
+                           : at::empty({0}, log_denominator.options());
+    variable_list outputs = {out,       shown, kv_state, k_sum,
+                             log_scale, start, position};
+    variable_list constants = {shown, log_scale, start, position};
+    if (!wanted.state) constants.insert(constants.end(), {kv_state, k_sum});
+    ctx->mark_non_differentiable(constants);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    variable_list result(9);
+    if (!grads[0].defined() && !grads[2].defined() && !grads[3].defined())
+      return result;
+    const variable_list saved = ctx->get_saved_variables();
+    const SavedCall saved_call(ctx, saved, 2);
+    const PerformerCall call = saved_call.call();
+    const bool with_state = call.kv_state.has_value();
+    const std::array<bool, 6> needs = {ctx->needs_input_grad(0),
+                                       ctx->needs_input_grad(1),
+                                       ctx->needs_input_grad(2),
+                                       ctx->needs_input_grad(3),
+                                       with_state && ctx->needs_input_grad(4),
+                                       with_state && ctx->needs_input_grad(5)};
+    const OptionalTensor d_out = if_defined(grads[0]);
+    const OptionalTensor d_kv_state = if_defined(grads[2]);
+    const OptionalTensor d_k_sum = if_defined(grads[3]);
+    const auto [dq, dk, dv, dw, d_kv_in, d_k_sum_in] = call_performer_backward(
+        {d_out, d_kv_state, d_k_sum, saved[0], saved[1], needs}, call);
+    result[0] = if_needed(needs[0], dq);
+    result[1] = if_needed(needs[1], dk);
+    result[2] = if_needed(needs[2], dv);
+    result[3] = if_needed(needs[3], dw);
+    result[4] = if_needed(needs[4], d_kv_in);
+    result[5] = if_needed(needs[5], d_k_sum_in);
+    return result;
+  }
+};
+
+// The backward operator as a function of the outputs' gradients and the inputs.
+// out and log_denominator are what the forward makes of the inputs and have no
+// gradient of their own.
+class PerformerBackward : public torch::autograd::Function<PerformerBackward> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const OptionalTensor&,
+                               const OptionalTensor&, const OptionalTensor&,
+                               const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const at::Tensor&,
+                               const OptionalTensor&, const OptionalTensor&,
+                               const PerformerGradients& gradients,
+                               const PerformerCall& call) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    const auto [dq, dk, dv, dw, d_kv, d_k_sum] =
+        call_performer_backward(gradients, call);
+    SavedCall::save(ctx, call,
+                    {gradients.d_out.value_or(at::Tensor()),
+                     gradients.d_kv_state.value_or(at::Tensor()),
+                     gradients.d_k_sum.value_or(at::Tensor())});
+    ctx->set_materialize_grads(false);
+    variable_list outputs = {dq, dk, dv, dw, d_kv, d_k_sum};
+    variable_list constants;
+    const bool state =
+        call.kv_state && (gradients.needs[4] || gradients.needs[5]);
+    for (size_t i = 0; i < 6; ++i) {
+      const bool needed = i < 4 ? gradients.needs[i] : state;
+      if (!needed) constants.push_back(outputs[i]);
+    }
+    ctx->mark_non_differentiable(constants);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const bool create_graph = c10::GradMode::is_enabled();
+    const c10::AutoGradMode grad_mode(true);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(
+        c10::autocast_dispatch_keyset);
+    const variable_list saved = ctx->get_saved_variables();
+    const SavedCall saved_call(ctx, saved, 3);
+    const PerformerCall call = saved_call.call();
+    const OptionalTensor d_out = graph_node(if_defined(saved[0]));
+    const OptionalTensor d_kv_state = graph_node(if_defined(saved[1]));
+    const OptionalTensor d_k_sum = graph_node(if_defined(saved[2]));
+    const at::Tensor q = graph_node(call.q), k = graph_node(call.k),
+                     v = graph_node(call.v),
+                     projection = graph_node(call.projection);
+    const OptionalTensor kv_state = graph_node(call.kv_state);
+    const OptionalTensor k_sum = graph_node(call.k_sum);
+    const PerformerCall traced = call.on(q, k, v, projection, kv_state, k_sum);
+    const variable_list first =
+        portable_performer_gradients(traced, d_out, d_kv_state, d_k_sum,
+                                     /*create_graph=*/true);
+
+    // Of the first-order gradients that somebody used, with respect to all that
+    // they are made of.
+    variable_list roots, root_gradients;
+    for (size_t i = 0; i < first.size(); ++i) {
+      if (!grads[i].defined() || !first[i].defined() ||
+          !first[i].requires_grad()) {
+        continue;
+      }
+      roots.push_back(first[i]);
+      root_gradients.push_back(grads[i]);
+    }
+    variable_list result(11), inputs;
+    std::vector<size_t> places;
+    size_t edge = 0;
+    const auto want = [&](const at::Tensor& input, size_t place) {
+      if (!ctx->needs_input_grad(edge++)) return;
+      inputs.push_back(input);
+      places.push_back(place);
+    };
+    const auto want_optional = [&](const OptionalTensor& input, size_t place) {
+      if (input) want(*input, place);
+    };
+    want_optional(d_out, 0);
+    want_optional(d_kv_state, 1);
+    want_optional(d_k_sum, 2);
+    want(q, 3);
+    want(k, 4);
+    want(v, 5);
+    want(projection, 6);
+    want_optional(kv_state, 7);
+    want_optional(k_sum, 8);
+    if (roots.empty() || inputs.empty()) return result;
+    const variable_list second = torch::autograd::grad(
+        roots, inputs, root_gradients, /*retain_graph=*/create_graph,
+        create_graph, /*allow_unused=*/true);
+    for (size_t i = 0; i < places.size(); ++i) result[places[i]] = second[i];
+    return result;
+  }
+};
+
+}  // namespace
+
+PerformerOutputs performer_autograd(const PerformerCall& call,
+                                    const PerformerSpec& spec,
+                                    ForwardWanted wanted) {
+  if (!is_differentiated({&call.q, &call.k, &call.v, &call.projection},
+                         {&call.kv_state, &call.k_sum})) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return call_performer(call, spec, wanted);
+  }
+  const variable_list outputs =
+      Performer::apply(call.q, call.k, call.v, call.projection, call.kv_state,
+                       call.k_sum, call, spec, wanted);
+  return {outputs[0], outputs[1], outputs[2], outputs[3],
+          outputs[4], outputs[5], outputs[6]};
+}
+
+PerformerBackwardOutputs performer_backward_autograd(
+    const PerformerGradients& gradients, const PerformerCall& call) {
+  if (!is_differentiated({&call.q, &call.k, &call.v, &call.projection},
+                         {&call.kv_state, &call.k_sum, &gradients.d_out,
+                          &gradients.d_kv_state, &gradients.d_k_sum})) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return call_performer_backward(gradients, call);
+  }
+  const variable_list outputs = PerformerBackward::apply(
+      gradients.d_out, gradients.d_kv_state, gradients.d_k_sum, call.q, call.k,
+      call.v, call.projection, call.kv_state, call.k_sum, gradients, call);
+  return {outputs[0], outputs[1], outputs[2],
+          outputs[3], outputs[4], outputs[5]};
+}
+
+at::Tensor performer_decode_autograd(const PerformerDecodeCall& call,
+                                     const PerformerSpec& spec) {
+  if (is_differentiated({&call.q, &call.k, &call.v, &call.projection,
+                         &call.kv_state, &call.k_sum},
+                        {})) {
+    fail(
+        "performer_attention_decode_step_: updates its state in place and has "
+        "no gradient: call it under torch.no_grad(), or use "
+        "performer_attention with return_state");
+  }
+  at::AutoDispatchBelowAutograd below;
+  return call_performer_decode_step(call, spec);
+}
+
+at::Tensor performer_decode_in_place(const PerformerDecodeCall& call,
+                                     const PerformerSpec& spec) {
+  bump_versions({&call.kv_state, &call.k_sum, &call.log_scale, &call.position});
+  at::AutoDispatchBelowADInplaceOrView below;
+  return call_performer_decode_step(call, spec);
+}
+
+}  // namespace cosformer::ops
