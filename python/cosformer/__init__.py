@@ -15,6 +15,11 @@ from cosformer._functions import (  # noqa: E402
     sinusoidal_positions,
 )
 from cosformer._matrix import attention_matrix  # noqa: E402
+from cosformer._performer import (  # noqa: E402
+    performer_attention,
+    performer_attention_decode_step_,
+    performer_projection,
+)
 from cosformer._softmax import (  # noqa: E402
     bigbird_attention,
     bigbird_block_mask,
@@ -47,6 +52,9 @@ __all__ = [
     "linear_attention_with_denominator",
     "linformer_attention",
     "longformer_attention",
+    "performer_attention",
+    "performer_attention_decode_step_",
+    "performer_projection",
     "sinusoidal_positions",
     "softmax_attention",
     "softmax_attention_decode_step_",

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from cosformer._functions import cosformer_attention, linear_attention
+from cosformer._performer import performer_attention
 from cosformer._softmax import (
     bigbird_attention,
     linformer_attention,
@@ -17,6 +18,7 @@ from cosformer._softmax import (
 _KINDS = {
     "linear": linear_attention,
     "cosformer": cosformer_attention,
+    "performer": performer_attention,
     "softmax": softmax_attention,
     "linformer": linformer_attention,
     "longformer": longformer_attention,
@@ -31,12 +33,12 @@ def attention_matrix(kind: str, q: Tensor, k: Tensor, **options) -> Tensor:
     For inspection of small inputs (at most 2^26 weights): quadratic in memory.
 
     Args:
-        kind: "linear", "cosformer", "softmax", "linformer", "longformer" or "bigbird".
+        kind: "linear", "cosformer", "performer", "softmax", "linformer", "longformer" or "bigbird".
         q: [batch, q_len, heads, head_dim].
         k: [batch, kv_len, kv_heads, head_dim].
         options: those of the kind's function, its tensors beside the values included
-            (``key_len_proj`` and ``value_len_proj``; ``q_global`` and ``k_global``). No dropout and
-            no state.
+            (``projection``, ``key_len_proj`` and ``value_len_proj``, ``q_global`` and
+            ``k_global``). No dropout and no state.
 
     Returns:
         [batch, heads, q_len, kv_len] in q's dtype. Times the values it is the output; rows sum to 1
