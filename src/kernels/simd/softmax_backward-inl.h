@@ -94,6 +94,12 @@ class BackwardBlocks {
          b += task_.block_step) {
       const int64_t next = b + task_.block_step;
       next_block_ = next < task_.last_block ? &block_at(next) : nullptr;
+      next_head_ = task_.head;
+      if (next_block_ == nullptr && task_.head + call_.group < call_.heads) {
+        // What likely comes next on this thread.
+        next_block_ = &block_at(task_.first_block);
+        next_head_ += call_.group;
+      }
       run_block(b);
     }
     hwy::FlushStream();
@@ -115,9 +121,6 @@ class BackwardBlocks {
   Rows key_rows_of(const ConstView4& view) const {
     return rows_at(view, row_.batch, kv_head(), row_.kv_offset);
   }
-  Rows query_rows_of(const ConstView4& view) const {
-    return rows_at(view, row_.batch, task_.head, row_.q_offset);
-  }
 
   void run_block(int64_t b) {
     const SoftmaxBlock& block = block_at(b);
@@ -138,7 +141,7 @@ class BackwardBlocks {
     if (inner.count > 0) pack_keys(block);
     for (int64_t first = 0; first < inner.count; first += kCellRows) {
       const int64_t count = std::min(kCellRows, inner.count - first);
-      bring_ahead(inner, first + count);
+      bring_ahead(block, inner, first);
       run_queries(item, inner, first, count, dk, dv);
     }
     if (!task_.is_last_head) return;
@@ -177,28 +180,46 @@ class BackwardBlocks {
     std::fill_n(rows + count * stride, (padded - count) * stride, T{0});
   }
 
-  // Asks for what follows the queries at hand: more of them, or the keys of the
-  // next block.
-  void bring_ahead(const IndexList& inner, int64_t first) {
-    // About as many tiles as two cells have.
-    constexpr int64_t kTiles = 128;
-    if (first < inner.count && inner.list == nullptr) {
-      ahead_.start(std::min(kCellRows, inner.count - first), kTiles);
+  // Asks for what follows the queries inner[first .. first + kCellRows): the
+  // next ones, and as many keys of the block after this one; at the end, the
+  // first queries of that.
+  void bring_ahead(const SoftmaxBlock& block, const IndexList& inner,
+                   int64_t first) {
+    const bool queries_follow = first + kCellRows < inner.count;
+    const SoftmaxBlock* next = next_block_;
+    if (next != nullptr && next->outer.list != nullptr) next = nullptr;
+    // Under causality the first to see a key stands at its position.
+    IndexList queries = inner;
+    int64_t at = first + kCellRows, head = task_.head;
+    if (!queries_follow && next != nullptr) {
+      const int64_t query = next->outer[0] + row_.kv_start - row_.q_start;
+      queries = {call_.options.is_causal ? query : 0, 1, 1, nullptr};
+      at = 0;
+      head = next_head_;
+    }
+    const bool any_queries = (queries_follow || next != nullptr) &&
+                             queries.list == nullptr && queries[at] >= 0 &&
+                             queries[at] < row_.q_len;
+    const bool any_keys = next != nullptr && first < next->outer.count;
+    if (!any_queries && !any_keys) return ahead_.start(0, 1);
+    // A few more tiles than that will follow.
+    ahead_.start(kCellRows, 96 * ((block.outer.count + kKeys - 1) / kKeys));
+    if (any_queries) {
       for (const ConstView4* view : {&call_.inputs.q, &call_.d_out})
-        add_listed_ahead(*view, query_rows_of(*view), inner, first);
-    } else if (first >= inner.count && next_block_ != nullptr &&
-               next_block_->outer.list == nullptr) {
-      ahead_.start(next_block_->outer.count, kTiles);
-      for (const ConstView4* view : {&call_.inputs.k, &call_.inputs.v})
-        add_listed_ahead(*view, key_rows_of(*view), next_block_->outer, 0);
-    } else {
-      ahead_.start(0, 1);
+        add_rows_ahead(*view, head, row_.q_offset, queries, at);
+    }
+    if (any_keys) {
+      for (const ConstView4* view : {&call_.inputs.k, &call_.inputs.v}) {
+        add_rows_ahead(*view, next_head_ / call_.group, row_.kv_offset,
+                       next->outer, first);
+      }
     }
   }
-  void add_listed_ahead(const ConstView4& view, const Rows& rows,
-                        const IndexList& list, int64_t first) {
+  void add_rows_ahead(const ConstView4& view, int64_t head, int64_t offset,
+                      const IndexList& list, int64_t first) {
     add_ahead(ahead_, view,
-              rows_from(rows, call_.dtype, list[first], list.step));
+              rows_from(rows_at(view, row_.batch, head, offset), call_.dtype,
+                        list[first], list.step));
   }
 
   // The queries inner[first .. first + count) against the whole block.
@@ -385,6 +406,7 @@ class BackwardBlocks {
   BackwardTerms<T> terms_;
   const bool wants_dq_, wants_dk_, wants_dv_;
   const SoftmaxBlock* next_block_ = nullptr;
+  int64_t next_head_ = 0;
   bool keys_finite_[kMostBackwardKeys / kKeys] = {};
   TileMask mask_;
   Ahead ahead_;
