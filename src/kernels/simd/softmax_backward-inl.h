@@ -274,17 +274,17 @@ class BackwardBlocks {
     for (int64_t w = 0; w < kCellWords; ++w) {
       const int64_t from = begin + w * 64;
       const int64_t n = std::clamp<int64_t>(end - from, 0, 64);
+      TileBits rows[64];
+      if (n > 0) mask_.rows(from, from + n, rows);
       for (int64_t t = 0; t < 64; ++t) {
-        TileBits row;
-        if (t < n) row = mask_.row(from + t);
         for (int64_t part = 0; part < kCellWords; ++part)
-          bits[part][t] = row.word[part];
+          bits[part][t] = rows[t].word[part];
       }
       for (int64_t part = 0; part < kCellWords; ++part) {
         if (n > 0) transpose_bits(bits[part]);
-        const int64_t rows =
+        const int64_t queries =
             std::clamp<int64_t>(round_up(count, 4) - part * 64, 0, 64);
-        for (int64_t i = 0; i < rows; ++i) {
+        for (int64_t i = 0; i < queries; ++i) {
           s_.visible[(part * 64 + i) * kCellWords + w] = bits[part][i];
           any |= bits[part][i];
         }
