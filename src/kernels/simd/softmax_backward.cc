@@ -38,7 +38,7 @@ class Backward {
     find_blocks();
     const int64_t units = rows * call_.kv_heads;
     slices_ =
-        units >= kEnoughTasks
+        units == 0 || units >= kEnoughTasks
             ? 1
             : std::max<int64_t>(1, std::min((kEnoughTasks + units - 1) / units,
                                             most_blocks_));

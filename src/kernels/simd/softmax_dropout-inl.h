@@ -101,11 +101,11 @@ class DropoutRows {
       }
       return bits;
     }
-    int64_t block = -1;
+    int64_t block = 0;
     uint64_t word = 0;
     for (int64_t c = 0; c < count; ++c) {
       const int64_t position = kv_start + keys[first + c];
-      if (dropout_block(position) != block) {
+      if (c == 0 || dropout_block(position) != block) {
         block = dropout_block(position);
         word = keeps_block(key_, threshold_, query_position, block);
       }

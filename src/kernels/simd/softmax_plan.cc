@@ -285,7 +285,7 @@ void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
   inner_ = inner;
   first_ = first;
   count_ = count;
-  bits_of_block_ = -1;
+  bits_of_block_ = kNoBlock;
   if (!same_block) {
     outer_side_ = plan.outer_side(block_->row);
     inner_side_ = plan.inner_side(block_->row);

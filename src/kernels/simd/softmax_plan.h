@@ -24,6 +24,7 @@
 #define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_PLAN_H_
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "cosformer/kernels.h"
@@ -240,7 +241,9 @@ class TileMask {
   bool plain_ = false;      // causality and a window alone: intervals
   bool outer_plain_ = false;
   TileBits real_, residue_, global_, block_bits_;
-  int64_t bits_of_block_ = -1;
+  // No block of positions, which may be negative.
+  static constexpr int64_t kNoBlock = std::numeric_limits<int64_t>::min();
+  int64_t bits_of_block_ = kNoBlock;
 };
 
 }  // namespace cosformer::simd
