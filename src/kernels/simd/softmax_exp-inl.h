@@ -37,20 +37,41 @@ HWY_INLINE Rounded<T> round_by(Vec<T> x, T magic) {
   return r;
 }
 
+// x within bounds; NaN goes through, whatever Min and Max of a target do to it.
+template <typename T>
+HWY_INLINE Vec<T> clamped(Vec<T> x, T low, T high) {
+  const Tag<T> d;
+#if HWY_TARGET == HWY_SCALAR
+  x = hn::IfThenElse(hn::Lt(x, hn::Set(d, low)), hn::Set(d, low), x);
+  return hn::IfThenElse(hn::Gt(x, hn::Set(d, high)), hn::Set(d, high), x);
+#else
+  // Of two NaN-free bounds and x, x comes second.
+  return hn::Min(hn::Set(d, high), hn::Max(hn::Set(d, low), x));
+#endif
+}
+
+// p x 2^k by adding k to the exponent's bits; NaN, whose bits would overflow,
+// stays.
+template <typename T, int kShift>
+HWY_INLINE Vec<T> times_power(Vec<T> p, Vec<T> sum) {
+  const hn::RebindToSigned<Tag<T>> di;
+  const Vec<T> result = hn::BitCast(
+      Tag<T>(),
+      hn::Add(hn::BitCast(di, p), hn::ShiftLeft<kShift>(hn::BitCast(di, sum))));
+  return hn::IfThenElse(hn::Eq(p, p), result, p);
+}
+
 // Degree 13 of the series in half a step: what is left is below 1e-17.
 template <>
 HWY_INLINE Vec<double> exp2_lanes<double>(Vec<double> x) {
   const Tag<double> d;
-  const hn::RebindToSigned<Tag<double>> di;
-  // Of two NaN-free bounds and x, x comes second: NaN goes through.
-  x = hn::Min(hn::Set(d, 1023.0), hn::Max(hn::Set(d, -1022.0), x));
+  x = clamped<double>(x, -1022.0, 1023.0);
   const Rounded<double> r = round_by<double>(x, 0x1.8p52);
   Vec<double> p = hn::Set(d, kExp2Series.c[kExp2Degree]);
   unroll<kExp2Degree>([&](auto i) COSFORMER_LAMBDA {
     p = hn::MulAdd(p, r.rest, hn::Set(d, kExp2Series.c[kExp2Degree - 1 - i]));
   });
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p),
-                                hn::ShiftLeft<52>(hn::BitCast(di, r.sum))));
+  return times_power<double, 52>(p, r.sum);
 }
 
 template <>
@@ -72,7 +93,7 @@ HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x) {
 #elif HWY_TARGET == HWY_AVX2
   // x to an 8th; the table's entry 2^(i/8) has i/8 taken off its exponent's
   // bits, so that adding the multiple gives the exponent alone.
-  x = hn::Min(hn::Set(d, 127.0f), hn::Max(hn::Set(d, -126.0f), x));
+  x = clamped<float>(x, -126.0f, 127.0f);
   const Rounded<float> r = round_by<float>(x, 0x1.8p20f);
   const Vec<float> entry{_mm256_permutevar8x32_ps(
       hn::Load(d, kExp2Table8.value).raw, hn::BitCast(di, r.sum).raw)};
@@ -84,7 +105,7 @@ HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x) {
   u = hn::MulAdd(u, r.rest, hn::Set(d, 0.6931472420692444f));
   return hn::MulAdd(hn::Mul(r.rest, table), u, table);
 #else
-  x = hn::Min(hn::Set(d, 127.0f), hn::Max(hn::Set(d, -126.0f), x));
+  x = clamped<float>(x, -126.0f, 127.0f);
   const Rounded<float> r = round_by<float>(x, 0x1.8p23f);
   Vec<float> p = hn::MulAdd(hn::Set(d, 0.001326472731307149f), r.rest,
                             hn::Set(d, 0.009671512991189957f));
@@ -92,8 +113,7 @@ HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x) {
   p = hn::MulAdd(p, r.rest, hn::Set(d, 0.24022242426872253f));
   p = hn::MulAdd(p, r.rest, hn::Set(d, 0.6931470036506653f));
   p = hn::MulAdd(p, r.rest, hn::Set(d, 1.0f));
-  return hn::BitCast(d, hn::Add(hn::BitCast(di, p),
-                                hn::ShiftLeft<23>(hn::BitCast(di, r.sum))));
+  return times_power<float, 23>(p, r.sum);
 #endif
 }
 
