@@ -3,6 +3,7 @@
 #ifndef COSFORMER_TESTS_KERNELS_TOKENS_H_
 #define COSFORMER_TESTS_KERNELS_TOKENS_H_
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -13,6 +14,8 @@
 namespace cosformer::testing {
 
 inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+// A NaN whose payload is all ones: what careless bit arithmetic makes a number.
+inline constexpr double kOnes = std::bit_cast<double>(~uint64_t{0});
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 // What invisible places are filled with.
 inline constexpr double kStrange[] = {kNan, kInf, -kInf, 1e38, -1e38};
