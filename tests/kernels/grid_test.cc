@@ -6,72 +6,23 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "tests/kernels/compare.h"
+#include "tests/kernels/grid_fixture.h"
 
 namespace cosformer {
 namespace {
 
 using testing::compare;
-using testing::Margins;
 using testing::Outputs;
 using testing::Point;
 using testing::Problem;
 using testing::thinned;
 
-class LinearGrid : public ::testing::Test {
- protected:
-  ~LinearGrid() override { EXPECT_TRUE(force_isa("").ok()); }
-
-  Executor& executor(int64_t threads) {
-    auto& pool = pools_[threads];
-    if (pool == nullptr) pool = make_thread_pool(static_cast<int>(threads));
-    return *pool;
-  }
-
-  // Returns whether the point passed everywhere.
-  bool check(const Point& point) {
-    const Problem problem = testing::make_problem(point);
-    const Outputs want = testing::run_reference(problem);
-    bool good = true;
-    for (std::string_view isa : supported_isas()) {
-      const Status forced = force_isa(isa);
-      EXPECT_TRUE(forced.ok()) << forced.message();
-      const Outputs got =
-          testing::run(problem, executor(point.threads), point.layout);
-      const std::string difference = compare(problem, got, want, &margins_);
-      if (!difference.empty()) {
-        good = false;
-        ADD_FAILURE() << "isa=" << isa << "\n"
-                      << problem.text << "\n"
-                      << difference;
-      }
-    }
-    return good;
-  }
-
-  void check_all(const std::vector<Point>& points) {
-    int failed = 0;
-    for (const Point& point : points) {
-      failed += check(point) ? 0 : 1;
-      if (failed == 20) break;  // more would say no more
-    }
-    RecordProperty("points", static_cast<int>(points.size()));
-    std::printf(
-        "%zu points; largest error / allowed: out %.2f, gradients "
-        "%.2f\n",
-        points.size(), margins_.out, margins_.gradients);
-  }
-
- private:
-  std::map<int64_t, std::unique_ptr<Executor>> pools_;
-  Margins margins_;
-};
+class LinearGrid : public testing::Grid<Point> {};
 
 TEST_F(LinearGrid, PairwiseCoverMatchesReference) {
   if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();

@@ -1,0 +1,127 @@
+// Work is proportional to what is visible: the pairs of queries and keys that
+// the plan of a call has its kernels multiply, counted.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels/simd/softmax_plan.h"
+#include "tests/kernels/softmax_problem.h"
+
+namespace cosformer {
+namespace {
+
+using testing::softmax_problem;
+using testing::SoftmaxProblem;
+using testing::Tensor;
+
+// Pairs of a block's outer tokens and the inner ones that it visits, tile by
+// tile where the tile has any visible pair.
+int64_t visited(const SoftmaxProblem& p, simd::Side side) {
+  const SoftmaxAttentionInputs inputs = p.inputs();
+  const simd::SoftmaxCall call(p.options, inputs);
+  const simd::SoftmaxPlan plan(call, side, 128);
+  simd::InnerList inner;
+  simd::TileMask mask;
+  int64_t pairs = 0;
+  for (int64_t i = 0; i < plan.num_items(); ++i) {
+    const simd::SoftmaxItem item = plan.item(i);
+    inner.fill(plan, item);
+    const int64_t outer = item.block->outer.count;
+    for (int64_t first = 0; first < inner.list().count;
+         first += simd::kTileKeys) {
+      const int64_t count =
+          std::min(simd::kTileKeys, inner.list().count - first);
+      mask.start(plan, item, inner.list(), first, count);
+      // Rows in groups, as the kernels take them.
+      for (int64_t t = 0; t < outer; t += 16) {
+        const int64_t rows = std::min<int64_t>(16, outer - t);
+        if (mask.classify(t, t + rows) != simd::TileClass::kNone)
+          pairs += rows * count;
+      }
+    }
+  }
+  return pairs;
+}
+
+SoftmaxProblem of_length(int64_t len, const std::string& text) {
+  SoftmaxProblem p = softmax_problem("q_len=2 kv_len=2 head_dim=1 " + text);
+  for (Tensor SoftmaxProblem::* x :
+       {&SoftmaxProblem::q, &SoftmaxProblem::k, &SoftmaxProblem::v})
+    p.*x = Tensor({1, len, 1, 1}, DType::kFloat32);
+  if (!p.global_mask.empty()) {
+    p.global_mask.assign(static_cast<size_t>(len), 0);
+    p.global_mask[0] = 1;
+  }
+  return p;
+}
+
+constexpr simd::Side kSides[] = {simd::Side::kQueries, simd::Side::kKeys};
+
+TEST(SoftmaxWork, WindowsVisitAFewTimesTheirKeys) {
+  constexpr int64_t kLen = 65536;
+  for (const simd::Side side : kSides) {
+    for (const char* text :
+         {"window=both", "window=both causal=1", "window=both dilation=7",
+          "window=both globals=first", "window=wide",
+          "window=wide dilation=3"}) {
+      const SoftmaxProblem p = of_length(kLen, text);
+      const int64_t reach = p.options.window_left * 2 + 1;
+      // A block's 128 tokens and a tile's 128 more, twice.
+      int64_t most = kLen * (reach + 2 * 256);
+      if (!p.global_mask.empty()) most += 2 * kLen * 16;
+      EXPECT_LE(visited(p, side), most) << text;
+      EXPECT_LE(visited(p, side), kLen * kLen / 50) << text;
+    }
+  }
+}
+
+TEST(SoftmaxWork, DoublingTheLengthDoublesTheWorkOfAWindow) {
+  for (const simd::Side side : kSides) {
+    for (const char* text :
+         {"window=wide causal=1", "window=both dilation=5", "window=self"}) {
+      const int64_t one = visited(of_length(16384, text), side),
+                    two = visited(of_length(32768, text), side);
+      EXPECT_LE(two, one * 21 / 10) << text;
+      EXPECT_GT(one, 0) << text;
+    }
+  }
+}
+
+TEST(SoftmaxWork, CausalCallsSkipTheLaterHalf) {
+  constexpr int64_t kLen = 8192;
+  for (const simd::Side side : kSides) {
+    const int64_t full = visited(of_length(kLen, ""), side);
+    const int64_t causal = visited(of_length(kLen, "causal=1"), side);
+    EXPECT_EQ(full, kLen * kLen);
+    EXPECT_LE(causal, full / 2 + kLen * 256);
+  }
+}
+
+TEST(SoftmaxWork, PackedCallsVisitNoOtherSequence) {
+  SoftmaxProblem p = of_length(8000, "");
+  for (int64_t s = 0; s <= 8000; s += 100) p.cu_seqlens_q.push_back(s);
+  p.cu_seqlens_k = p.cu_seqlens_q;
+  for (const simd::Side side : kSides) EXPECT_EQ(visited(p, side), 8000 * 100);
+}
+
+TEST(SoftmaxWork, BlockMasksVisitTheirBlocks) {
+  constexpr int64_t kLen = 8192, kBlocks = kLen / 64;
+  SoftmaxProblem p = of_length(kLen, "");
+  p.block_size = 64;
+  p.block_mask_heads = 1;
+  p.q_blocks = p.kv_blocks = kBlocks;
+  p.block_mask.assign(kBlocks * kBlocks, 0);
+  for (int64_t a = 0; a < kBlocks; ++a)
+    for (int64_t b : {int64_t{0}, a, (a * 37 + 11) % kBlocks})
+      p.block_mask[static_cast<size_t>(a * kBlocks + b)] = 1;
+  // Two pattern blocks of 64 in a block of 128: at most twice, and the first
+  // column is seen by all.
+  EXPECT_LE(visited(p, simd::Side::kQueries), 2 * 3 * kLen * 64);
+  EXPECT_LE(visited(p, simd::Side::kKeys),
+            (2 * 2 + 1) * kLen * 64 + kLen * 128);
+}
+
+}  // namespace
+}  // namespace cosformer
