@@ -27,6 +27,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
+// Query heads that are taken together against keys that they share: what they
+// load once then serves all of them.
+inline constexpr int kMostHeads = 4;
+
 template <typename T>
 struct SoftmaxDecodeScratch {
   SoftmaxDecodeScratch(const SoftmaxDecodeCall& call, Carver<T>& carver)
@@ -36,13 +40,13 @@ struct SoftmaxDecodeScratch {
     out = carver.take(call.heads * v_stride);
     largest = carver.take(call.heads);
     sum = carver.take(call.heads);
-    weights = carver.take(kDecodeKeys);
+    weights = carver.take(kMostHeads * kDecodeKeys);
   }
   int64_t q_stride, v_stride;
   T* q;    // [heads][q_stride], scaled, padded with zeros
   T* out;  // [heads][v_stride]
   T *largest, *sum;
-  T* weights;
+  T* weights;  // [heads taken together][kDecodeKeys]
 };
 
 // The element of a row from c on, as a vector; beyond its end zeros.
@@ -53,43 +57,105 @@ HWY_INLINE Vec<T> load_end(const In* HWY_RESTRICT row, int64_t c, int64_t n) {
   return load_wide(last);
 }
 
-template <typename T, typename In>
-HWY_INLINE T dot_row(const T* HWY_RESTRICT q, const In* HWY_RESTRICT k,
-                     int64_t dim) {
+// to[h stride] = the sum of lanes of sum[h]. Four of float are added up
+// together, a third of the work of one after another.
+template <typename T, int kCount>
+HWY_INLINE void sum_lanes(const Vec<T>* sum, T* HWY_RESTRICT to,
+                          int64_t stride) {
   const Tag<T> d;
-  constexpr int64_t kLane = kLanes<T>;
-  Vec<T> sum0 = hn::Zero(d), sum1 = hn::Zero(d);
-  int64_t c = 0;
-  for (; c + 2 * kLane <= dim; c += 2 * kLane) {
-    sum0 = hn::MulAdd(hn::Load(d, q + c), load_wide(k + c), sum0);
-    sum1 =
-        hn::MulAdd(hn::Load(d, q + c + kLane), load_wide(k + c + kLane), sum1);
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (kCount == 4 && sizeof(T) == 4) {
+    const auto pair = [&](Vec<T> a, Vec<T> b) COSFORMER_LAMBDA {
+      return hn::Add(hn::InterleaveLower(d, a, b),
+                     hn::InterleaveUpper(d, a, b));
+    };
+    const Vec<T> all = pair(pair(sum[0], sum[2]), pair(sum[1], sum[3]));
+    const auto fold = [&](auto x) COSFORMER_LAMBDA {
+      const hn::Half<hn::DFromV<decltype(x)>> half;
+      return hn::Add(hn::LowerHalf(half, x), hn::UpperHalf(half, x));
+    };
+    alignas(16) T four[4];
+    const hn::CappedTag<T, 4> d4;
+    if constexpr (kLanes<T> == 16) {
+      hn::Store(fold(fold(all)), d4, four);
+    } else if constexpr (kLanes<T> == 8) {
+      hn::Store(fold(all), d4, four);
+    } else {
+      hn::Store(all, d4, four);
+    }
+    unroll<4>([&](auto h) COSFORMER_LAMBDA { to[h * stride] = four[h]; });
+    return;
   }
-  for (; c + kLane <= dim; c += kLane)
-    sum0 = hn::MulAdd(hn::Load(d, q + c), load_wide(k + c), sum0);
-  if (c < dim)
-    sum1 = hn::MulAdd(hn::Load(d, q + c), load_end<T>(k, c, dim), sum1);
-  return hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
+#endif
+  unroll<kCount>([&](auto h) COSFORMER_LAMBDA {
+    to[h * stride] = hn::GetLane(hn::SumOfLanes(d, sum[h]));
+  });
 }
 
-// out += sum_t weights[t] v_t, kVectors whole vectors from c on.
-template <typename T, typename In, int kVectors>
+// scores[h][t] = q_h . k_t for kHeads heads and n keys.
+template <typename T, typename In, int kHeads>
+HWY_INLINE void score_keys(const T* HWY_RESTRICT q, int64_t q_stride,
+                           const In* const* HWY_RESTRICT k, int64_t n,
+                           int64_t dim, T* HWY_RESTRICT scores) {
+  const Tag<T> d;
+  constexpr int64_t kLane = kLanes<T>;
+  // A head alone takes turns with two sums: each step would wait for the
+  // addition before it.
+  constexpr int kSums = kHeads == 1 ? 2 : 1;
+  for (int64_t t = 0; t < n; ++t) {
+    const In* HWY_RESTRICT key = k[t];
+    Vec<T> sum[kHeads * kSums];
+    unroll<kHeads * kSums>([&](auto i)
+                               COSFORMER_LAMBDA { sum[i] = hn::Zero(d); });
+    const auto step = [&](int64_t c, Vec<T> x, auto turn) COSFORMER_LAMBDA {
+      unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
+        constexpr int kSum = h * kSums + turn;
+        sum[kSum] = hn::MulAdd(hn::Load(d, q + h * q_stride + c), x, sum[kSum]);
+      });
+    };
+    constexpr std::integral_constant<int, 0> kFirst;
+    constexpr std::integral_constant<int, kSums - 1> kLast;
+    int64_t c = 0;
+    for (; c + 2 * kLane <= dim; c += 2 * kLane) {
+      step(c, load_wide(key + c), kFirst);
+      step(c + kLane, load_wide(key + c + kLane), kLast);
+    }
+    for (; c + kLane <= dim; c += kLane) step(c, load_wide(key + c), kFirst);
+    if (c < dim) step(c, load_end<T>(key, c, dim), kLast);
+    if constexpr (kSums == 2) sum[0] = hn::Add(sum[0], sum[1]);
+    sum_lanes<T, kHeads>(sum, scores + t, kDecodeKeys);
+  }
+}
+
+// out_h += sum_t weights[h][t] v_t for kHeads heads, kVectors whole vectors
+// from c on.
+template <typename T, typename In, int kHeads, int kVectors>
 HWY_INLINE void add_values(const In* const* HWY_RESTRICT v, int64_t n,
                            int64_t c, const T* HWY_RESTRICT weights,
-                           T* HWY_RESTRICT out) {
+                           T* HWY_RESTRICT out, int64_t stride) {
   const Tag<T> d;
-  Vec<T> sum[kVectors];
-  unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
-    sum[i] = hn::Load(d, out + c + i * kLanes<T>);
+  Vec<T> sum[kHeads * kVectors];
+  unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
+    unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
+      sum[h * kVectors + i] = hn::Load(d, out + h * stride + c + i * kLanes<T>);
+    });
   });
   for (int64_t t = 0; t < n; ++t) {
-    const Vec<T> w = hn::Set(d, weights[t]);
+    Vec<T> x[kVectors];
     unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
-      sum[i] = hn::MulAdd(w, load_wide(v[t] + c + i * kLanes<T>), sum[i]);
+      x[i] = load_wide(v[t] + c + i * kLanes<T>);
+    });
+    unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
+      const Vec<T> w = hn::Set(d, weights[h * kDecodeKeys + t]);
+      unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
+        sum[h * kVectors + i] = hn::MulAdd(w, x[i], sum[h * kVectors + i]);
+      });
     });
   }
-  unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
-    hn::Store(sum[i], d, out + c + i * kLanes<T>);
+  unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
+    unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
+      hn::Store(sum[h * kVectors + i], d, out + h * stride + c + i * kLanes<T>);
+    });
   });
 }
 
@@ -171,19 +237,24 @@ class SoftmaxDecoder {
         fetch(v_[t] + values.stride[2], call_.value_dim);
       }
     }
-    for (int64_t h = begin; h < end; ++h) {
-      weigh(h);
-      add_values_of(h);
-    }
+    int64_t h = begin;
+    for (; h + kMostHeads <= end; h += kMostHeads) add_heads<kMostHeads>(h);
+    for (; h < end; ++h) add_heads<1>(h);
   }
 
-  // Scores, and weights off the largest so far; what was summed before follows
-  // it.
-  HWY_INLINE void weigh(int64_t h) {
+  template <int kHeads>
+  HWY_INLINE void add_heads(int64_t h) {
+    score_keys<T, In, kHeads>(s_.q + h * s_.q_stride, s_.q_stride, k_, count_,
+                              call_.dim, s_.weights);
+    for (int64_t n = 0; n < kHeads; ++n)
+      weigh(h + n, s_.weights + n * kDecodeKeys);
+    add_values_of<kHeads>(h);
+  }
+
+  // Scores become weights off the largest so far; what was summed before
+  // follows it.
+  HWY_NOINLINE void weigh(int64_t h, T* HWY_RESTRICT w) {
     const Tag<T> d;
-    const T* HWY_RESTRICT q = s_.q + h * s_.q_stride;
-    T* HWY_RESTRICT w = s_.weights;
-    for (int64_t t = 0; t < count_; ++t) w[t] = dot_row<T>(q, k_[t], call_.dim);
     if (call_.inputs.relative_bias != nullptr) {
       const int64_t reach = call_.inputs.relative_reach;
       const T* bias = static_cast<const T*>(call_.inputs.relative_bias) +
@@ -219,36 +290,42 @@ class SoftmaxDecoder {
     }
     s_.largest[h] = largest;
     s_.sum[h] += hn::GetLane(hn::SumOfLanes(d, sum));
-    if (call_.options.dropout_p > 0) drop(h);
+    if (call_.options.dropout_p > 0) drop(h, w);
   }
 
-  void drop(int64_t h) {
+  void drop(int64_t h, T* HWY_RESTRICT w) {
     const double p = call_.options.dropout_p;
     for (int64_t t = 0; t < count_; ++t) {
       const bool stays =
           softmax_dropout_keeps(p, call_.options.dropout_seed, row_.row, h,
                                 row_.position, keys_[t].position);
-      s_.weights[t] *= stays ? static_cast<T>(1 / (1 - p)) : T{0};
+      w[t] *= stays ? static_cast<T>(1 / (1 - p)) : T{0};
     }
   }
 
+  template <int kHeads>
   HWY_INLINE void add_values_of(int64_t h) {
     T* HWY_RESTRICT out = s_.out + h * s_.v_stride;
     constexpr int64_t kLane = kLanes<T>;
+    // Sums of 16 vectors, or 8, fit into the registers.
+    constexpr int kVectors = HWY_TARGET == HWY_AVX3 || kHeads == 1 ? 4 : 2;
     const int64_t n = call_.value_dim;
     int64_t c = 0;
-    for (; c + 4 * kLane <= n; c += 4 * kLane)
-      add_values<T, In, 4>(v_, count_, c, s_.weights, out);
+    for (; c + kVectors * kLane <= n; c += kVectors * kLane)
+      add_values<T, In, kHeads, kVectors>(v_, count_, c, s_.weights, out,
+                                          s_.v_stride);
     for (; c + kLane <= n; c += kLane)
-      add_values<T, In, 1>(v_, count_, c, s_.weights, out);
+      add_values<T, In, kHeads, 1>(v_, count_, c, s_.weights, out, s_.v_stride);
     if (c == n) return;
     const Tag<T> d;
-    Vec<T> sum = hn::Load(d, out + c);
-    for (int64_t t = 0; t < count_; ++t) {
-      sum =
-          hn::MulAdd(hn::Set(d, s_.weights[t]), load_end<T>(v_[t], c, n), sum);
+    for (int64_t g = 0; g < kHeads; ++g) {
+      const T* HWY_RESTRICT w = s_.weights + g * kDecodeKeys;
+      T* HWY_RESTRICT last = out + g * s_.v_stride + c;
+      Vec<T> sum = hn::Load(d, last);
+      for (int64_t t = 0; t < count_; ++t)
+        sum = hn::MulAdd(hn::Set(d, w[t]), load_end<T>(v_[t], c, n), sum);
+      hn::Store(sum, d, last);
     }
-    hn::Store(sum, d, out + c);
   }
 
   const SoftmaxDecodeCall& call_;
