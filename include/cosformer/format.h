@@ -16,16 +16,41 @@
 namespace cosformer {
 
 // Which attention a layer uses. Keys that a kind does not read must keep their
-// defaults.
+// defaults; the comments name the kinds that read them.
 struct AttentionConfig {
-  std::string kind =
-      "cosformer";  // "cosformer", "linear", "softmax" (more kinds join)
+  std::string kind = "cosformer";  // "softmax", "linear", "cosformer",
+                                   // "performer", "linformer", "longformer",
+                                   // "bigbird"
+  // cosformer, linear.
   std::string feature_map;  // "" = the kind's own: relu for cosformer, elu1 for
                             // linear; "relu", "elu1", "identity"
   int64_t reweight_len = 0;  // M; 0 = max_len for cosformer, none for linear
   std::string normalizer = "sum";  // "sum", "none" (with an RMS norm a head)
   double eps = 1e-6;               // floor of the denominator
-  double scale = 0.0;              // softmax: 0 = 1/sqrt(head_dim)
+  // softmax, linformer, longformer, bigbird.
+  double scale = 0.0;    // 0 = 1/sqrt(head_dim)
+  double dropout = 0.0;  // of a weight, in training
+  // longformer; softmax, where 0 = no window.
+  int64_t window = 0;    // tokens on each side (causal: to the left), in steps
+  int64_t dilation = 1;  // of this many positions
+  // longformer.
+  int64_t global_tokens = 0;  // the first tokens that all see and that see all
+  // performer.
+  int64_t num_features = 0;  // 0 = 4 head_dim
+  bool orthogonal = true;
+  bool trainable_projection = false;
+  int64_t projection_seed = 0;  // layer i draws with projection_seed + i
+  // linformer.
+  int64_t projected_len = 0;  // 0 = max_len / 4, at least 1
+  bool share_kv = false;      // one projection for keys and values
+  bool one_kv_head = false;   // num_kv_heads 1
+  // bigbird.
+  int64_t block_size = 64;
+  int64_t num_random_blocks = 3;
+  int64_t window_blocks = 3;  // odd
+  int64_t first_global_blocks = 1;
+  int64_t last_global_blocks = 1;  // none when causal
+  int64_t block_seed = 0;          // layer i draws with block_seed + i
   bool operator==(const AttentionConfig&) const = default;
 };
 

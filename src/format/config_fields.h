@@ -20,6 +20,7 @@ inline constexpr int64_t kConfigFormatVersion = 1;
 inline constexpr int64_t kMaxDim = int64_t{1} << 20;
 inline constexpr int64_t kMaxCount = int64_t{1} << 31;
 inline constexpr int64_t kMaxLayers = int64_t{1} << 14;
+inline constexpr int64_t kMaxSeed = int64_t{1} << 62;
 
 struct IntRange {
   int64_t low, high;
@@ -78,13 +79,30 @@ void visit_model_fields(Config& c, Visitor&& visit) {
 template <typename Config, typename Visitor>
 void visit_attention_fields(Config& c, Visitor&& visit) {
   visit("kind", c.kind,
-        Choices{"cosformer", "linear", "softmax", "performer", "linformer",
+        Choices{"softmax", "linear", "cosformer", "performer", "linformer",
                 "longformer", "bigbird"});
   visit("feature_map", c.feature_map, Choices{"", "relu", "elu1", "identity"});
   visit("reweight_len", c.reweight_len, IntRange{0, kMaxCount});
   visit("normalizer", c.normalizer, Choices{"sum", "none"});
   visit("eps", c.eps, RealRange{0, 1, true});
   visit("scale", c.scale, RealRange{0, 1e30, false});
+  visit("dropout", c.dropout, RealRange{0, 0.999, false});
+  visit("window", c.window, IntRange{0, kMaxCount});
+  visit("dilation", c.dilation, IntRange{1, kMaxCount});
+  visit("global_tokens", c.global_tokens, IntRange{0, kMaxCount});
+  visit("num_features", c.num_features, IntRange{0, kMaxDim});
+  visit("orthogonal", c.orthogonal, true);
+  visit("trainable_projection", c.trainable_projection, true);
+  visit("projection_seed", c.projection_seed, IntRange{0, kMaxSeed});
+  visit("projected_len", c.projected_len, IntRange{0, kMaxCount});
+  visit("share_kv", c.share_kv, true);
+  visit("one_kv_head", c.one_kv_head, true);
+  visit("block_size", c.block_size, IntRange{1, kMaxCount});
+  visit("num_random_blocks", c.num_random_blocks, IntRange{0, kMaxDim});
+  visit("window_blocks", c.window_blocks, IntRange{1, kMaxDim});
+  visit("first_global_blocks", c.first_global_blocks, IntRange{0, kMaxDim});
+  visit("last_global_blocks", c.last_global_blocks, IntRange{0, kMaxDim});
+  visit("block_seed", c.block_seed, IntRange{0, kMaxSeed});
 }
 
 // Whether a value keeps its rule; the message has key, found and expected.

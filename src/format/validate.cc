@@ -2,6 +2,7 @@
 #include <string>
 
 #include "cosformer/format.h"
+#include "format/attention_rules.h"
 #include "format/config_fields.h"
 #include "text/strict_json.h"
 
@@ -36,7 +37,6 @@ Status check_supported(const ModelConfig& c) {
   const auto refuse = [](const std::string& what) {
     return not_supported(what, " is not supported by this version");
   };
-  if (c.position == "t5") return refuse("position: 't5'");
   if (c.cross_attention) return refuse("cross_attention: true");
   if (c.num_decoder_layers > 0) {
     return refuse(str_cat("num_decoder_layers: ", c.num_decoder_layers,
@@ -45,12 +45,6 @@ Status check_supported(const ModelConfig& c) {
   if (c.type_vocab_size > 0) {
     return refuse(
         str_cat("type_vocab_size: ", c.type_vocab_size, " (token types)"));
-  }
-  for (size_t i = 0; i < c.attention.size(); ++i) {
-    const std::string& kind = c.attention[i].kind;
-    if (kind != "cosformer" && kind != "linear" && kind != "softmax") {
-      return refuse(str_cat(attention_key(c, i), ".kind: '", kind, "'"));
-    }
   }
   return {};
 }
@@ -65,6 +59,27 @@ Status check_heads(const ModelConfig& c) {
     return invalid_argument("num_kv_heads: ", c.num_kv_heads,
                             " does not divide num_heads ", c.num_heads,
                             ": query heads must be a multiple of key heads");
+  }
+  return {};
+}
+
+// Half of a direction's buckets hold one distance each, the rest reach up to
+// max_distance.
+Status check_buckets(const ModelConfig& c) {
+  const int64_t least = c.is_causal ? 2 : 4;
+  if (c.relative_buckets < least ||
+      (!c.is_causal && c.relative_buckets % 2 != 0)) {
+    return invalid_argument(
+        "relative_buckets: found ", c.relative_buckets, ", expected ",
+        c.is_causal ? "at least 2"
+                    : "an even number of at least 4 (half for later keys)");
+  }
+  const int64_t exact = c.relative_buckets / least;
+  if (c.max_distance <= exact) {
+    return invalid_argument("max_distance: found ", c.max_distance,
+                            ", relative_buckets is ", c.relative_buckets,
+                            ": expected more than the ", exact,
+                            " distances that have a bucket of their own");
   }
   return {};
 }
@@ -94,6 +109,7 @@ Status check_positions(const ModelConfig& c) {
       c.position_offset != 0) {
     return lacks("position_offset");
   }
+  if (c.position == "t5") return check_buckets(c);
   if (c.position != "rope") return {};
 
   if (c.rope_dim == 0 && c.head_size() % 2 != 0) {
@@ -107,46 +123,13 @@ Status check_positions(const ModelConfig& c) {
   }
   if (c.rope_dim == 0 || c.rope_dim == c.head_size()) return {};
   for (size_t i = 0; i < c.attention.size(); ++i) {
-    if (c.attention[i].kind != "softmax") {
+    const std::string& kind = c.attention[i].kind;
+    if (kind == "cosformer" || kind == "linear") {
       return not_supported("rope_dim: ", c.rope_dim, " below head_dim ",
                            c.head_size(), " for ", attention_key(c, i),
-                           ".kind '", c.attention[i].kind,
+                           ".kind '", kind,
                            "' is not supported by this version");
     }
-  }
-  return {};
-}
-
-Status check_attention(const ModelConfig& c, size_t index) {
-  const AttentionConfig& a = c.attention[index];
-  const AttentionConfig defaults;
-  const std::string where = attention_key(c, index);
-  const auto lacks = [&](const char* key, const char* why) {
-    return invalid_argument(where, ".", key, ": kind '", a.kind,
-                            "' has no such option (", why, "): remove it");
-  };
-  if (a.kind == "softmax") {
-    const char* linear_only = "only linear kinds do";
-    if (!a.feature_map.empty()) return lacks("feature_map", linear_only);
-    if (a.reweight_len != 0) return lacks("reweight_len", linear_only);
-    if (a.normalizer != "sum") return lacks("normalizer", linear_only);
-    if (a.eps != defaults.eps) return lacks("eps", linear_only);
-    return {};
-  }
-  if (a.scale != 0) return lacks("scale", "only softmax does");
-  // Distances reach max_len - 1; beyond M the weight would turn negative.
-  if (a.reweight_len != 0 && a.reweight_len < c.max_len - 1) {
-    return invalid_argument(
-        where, ".reweight_len: found ", a.reweight_len, ", max_len is ",
-        c.max_len, ": tokens ", c.max_len - 1,
-        " apart would get negative weights; expected at least ", c.max_len - 1);
-  }
-  if (a.feature_map == "identity" && a.normalizer == "sum") {
-    return invalid_argument(
-        where,
-        ".feature_map: 'identity' features may be negative, so their "
-        "sum is no denominator: use normalizer 'none', or 'relu' or "
-        "'elu1'");
   }
   return {};
 }

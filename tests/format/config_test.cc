@@ -61,6 +61,24 @@ TEST(ModelConfigJson, RoundTrip) {
   AttentionConfig softmax;
   softmax.kind = "softmax";
   softmax.scale = 0.3;
+  softmax.dropout = 0.1;
+  softmax.window = 7;
+  softmax.dilation = 3;
+  // A value of each key, whether its kind reads it or not.
+  softmax.global_tokens = 2;
+  softmax.num_features = 40;
+  softmax.orthogonal = false;
+  softmax.trainable_projection = true;
+  softmax.projection_seed = int64_t{1} << 61;
+  softmax.projected_len = 12;
+  softmax.share_kv = true;
+  softmax.one_kv_head = true;
+  softmax.block_size = 16;
+  softmax.num_random_blocks = 5;
+  softmax.window_blocks = 7;
+  softmax.first_global_blocks = 2;
+  softmax.last_global_blocks = 0;
+  softmax.block_seed = 11;
   c.attention = {linear, softmax};
   const Result<ModelConfig> back = model_config_from_json(to_json(c));
   ASSERT_TRUE(back.ok()) << back.status().message();
@@ -69,7 +87,7 @@ TEST(ModelConfigJson, RoundTrip) {
   // Each key of the struct is in the text: a field forgotten in the table would
   // be lost in silence.
   EXPECT_EQ(model_config_keys().size(), 36u);
-  EXPECT_EQ(attention_config_keys().size(), 6u);
+  EXPECT_EQ(attention_config_keys().size(), 23u);
   for (const std::string& key : model_config_keys()) {
     EXPECT_TRUE(has(to_json(c), "\"" + key + "\"")) << key;
   }
@@ -138,12 +156,31 @@ TEST(ModelConfigJson, Errors) {
 
 TEST(ValidateConfig, AcceptsTheModelsOfThisVersion) {
   EXPECT_TRUE(validate(valid()).ok()) << validate(valid()).message();
-  for (const char* kind : {"cosformer", "linear", "softmax"}) {
-    for (const char* position : {"none", "learned", "sinusoidal", "rope"}) {
-      ModelConfig c = valid();
-      c.attention[0].kind = kind;
-      c.position = position;
-      EXPECT_TRUE(validate(c).ok()) << validate(c).message();
+  for (const char* kind : {"cosformer", "linear", "softmax", "performer",
+                           "linformer", "longformer", "bigbird"}) {
+    for (const char* position :
+         {"none", "learned", "sinusoidal", "rope", "t5"}) {
+      for (const bool is_causal : {false, true}) {
+        ModelConfig c = valid();
+        c.is_causal = is_causal;
+        c.position = position;
+        AttentionConfig& a = c.attention[0];
+        a.kind = kind;
+        if (a.kind == "longformer") a.window = 32;
+        const bool has_scores = a.kind == "softmax" || a.kind == "longformer" ||
+                                a.kind == "bigbird";
+        bool expected = c.position != "t5" || has_scores;
+        if (a.kind == "linformer") {
+          expected = !is_causal && c.position != "rope" && c.position != "t5";
+        }
+        EXPECT_EQ(validate(c).ok(), expected)
+            << kind << " " << position << " " << validate(c).message();
+        if (!expected) {
+          EXPECT_EQ(validate(c).code(), StatusCode::kInvalidArgument);
+          EXPECT_TRUE(has(validate(c).message(),
+                          std::string("attention.kind: '") + kind + "'"));
+        }
+      }
     }
   }
   ModelConfig c = valid();
@@ -269,10 +306,96 @@ TEST(ValidateConfig, NamesEachContradiction) {
        },
        StatusCode::kInvalidArgument,
        {"rope_dim: found 64", "32"}},
+      {[](ModelConfig& c) { c.attention[0].dropout = 0.1; },
+       StatusCode::kInvalidArgument,
+       {"attention.dropout", "'cosformer'", "never formed one by one",
+        "'softmax', 'linformer', 'longformer' and 'bigbird' do"}},
+      {[](ModelConfig& c) {
+         c.attention[0].eps = 1.0000001e-6;
+         c.attention[0].kind = "softmax";
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.eps", "'cosformer' and 'linear' do"}},
+      {[](ModelConfig& c) {
+         c.attention[0].kind = "performer";
+         c.attention[0].dropout = 0.1;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.dropout", "'performer'", "never formed one by one"}},
+      {[](ModelConfig& c) {
+         c.attention[0].kind = "bigbird";
+         c.attention[0].window = 4;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.window: kind 'bigbird' has no such option",
+        "'softmax' and 'longformer' do"}},
+      {[](ModelConfig& c) {
+         c.attention[0].kind = "softmax";
+         c.attention[0].global_tokens = 4;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.global_tokens", "'longformer' does"}},
+      {[](ModelConfig& c) { c.attention[0].orthogonal = false; },
+       StatusCode::kInvalidArgument,
+       {"attention.orthogonal", "'performer' does"}},
+      {[](ModelConfig& c) { c.attention[0].num_features = 64; },
+       StatusCode::kInvalidArgument,
+       {"attention.num_features", "'performer' does"}},
+      {[](ModelConfig& c) { c.attention[0].block_seed = 3; },
+       StatusCode::kInvalidArgument,
+       {"attention.block_seed", "'bigbird' does"}},
+      {[](ModelConfig& c) { c.attention[0].share_kv = true; },
+       StatusCode::kInvalidArgument,
+       {"attention.share_kv", "'linformer' does"}},
+      {[](ModelConfig& c) {
+         c.attention[0].kind = "softmax";
+         c.attention[0].dilation = 2;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.dilation: found 2 without a window"}},
+      {[](ModelConfig& c) { c.attention[0].kind = "longformer"; },
+       StatusCode::kInvalidArgument,
+       {"attention.window: found 0", "'longformer'"}},
+      {[](ModelConfig& c) {
+         c.attention[0].kind = "bigbird";
+         c.attention[0].window_blocks = 2;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.window_blocks: found 2", "odd"}},
+      {[](ModelConfig& c) { c.attention[0].kind = "linformer"; },
+       StatusCode::kInvalidArgument,
+       {"'linformer' has no causal form", "mixes all positions"}},
+      {[](ModelConfig& c) {
+         c.is_causal = false;
+         c.attention[0].kind = "linformer";
+         c.attention[0].projected_len = 257;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.projected_len: found 257", "max_len is 256"}},
+      {[](ModelConfig& c) {
+         c.is_causal = false;
+         c.num_kv_heads = 2;
+         c.attention[0].kind = "linformer";
+         c.attention[0].one_kv_head = true;
+       },
+       StatusCode::kInvalidArgument,
+       {"attention.one_kv_head: true, num_kv_heads is 2"}},
+      {[](ModelConfig& c) {
+         c.is_causal = false;
+         c.position = "t5";
+         c.relative_buckets = 7;
+         c.attention[0].kind = "softmax";
+       },
+       StatusCode::kInvalidArgument,
+       {"relative_buckets: found 7", "even"}},
+      {[](ModelConfig& c) {
+         c.position = "t5";
+         c.max_distance = 16;
+         c.attention[0].kind = "softmax";
+       },
+       StatusCode::kInvalidArgument,
+       {"max_distance: found 16", "relative_buckets is 32", "16 distances"}},
       // Known, and for a later version.
-      {[](ModelConfig& c) { c.position = "t5"; },
-       StatusCode::kNotSupported,
-       {"position: 't5' is not supported by this version"}},
       {[](ModelConfig& c) { c.cross_attention = true; },
        StatusCode::kNotSupported,
        {"cross_attention", "not supported by this version"}},
@@ -282,9 +405,6 @@ TEST(ValidateConfig, NamesEachContradiction) {
       {[](ModelConfig& c) { c.type_vocab_size = 2; },
        StatusCode::kNotSupported,
        {"type_vocab_size: 2", "not supported by this version"}},
-      {[](ModelConfig& c) { c.attention[0].kind = "performer"; },
-       StatusCode::kNotSupported,
-       {"attention.kind: 'performer'", "not supported by this version"}},
       {[](ModelConfig& c) {
          c.position = "rope";
          c.rope_dim = 16;
