@@ -19,17 +19,28 @@
 
 namespace cosformer {
 
-// Keys and values seen so far: grows with the sequence (the contrast to
-// LinearState). keys, values: [batch, seen, kv_heads, dim]. They are views of
-// buffers with room to spare, so that a token costs no copy of what came
-// before. A copy of the struct shares them and stays valid: appending never
-// changes what an older copy sees. Not for concurrent appends to copies.
+// Keys and values seen so far: all of them, or, for attention through a window,
+// the last few (and the first few, when those are global tokens). A row's token
+// number t (its position is start + t) lies in slot t - dropped (is_ring: t
+// modulo the slots); the first kept_first tokens stay in theirs. keys and
+// values are views of buffers with room to spare, so that a token costs no copy
+// of what came before. A copy of the struct shares them and stays valid:
+// whoever would overwrite what another sees copies first. Not for concurrent
+// use of copies.
 struct KvCache {
-  torch::Tensor keys, values;
-  torch::Tensor key_mask;  // bool [batch, seen]; undefined = all are real
-  torch::Tensor position;  // int64 [batch], of each row's next token;
-                           // undefined = seen
+  torch::Tensor keys, values;  // [batch, slots, kv_heads, dim]
+  torch::Tensor key_mask;      // bool [batch, slots]; undefined = all are real
+  torch::Tensor start;     // int64 [batch], position of each row's first token
+  torch::Tensor position;  // int64 [batch], of each row's next token
+  torch::Tensor dropped;   // int64 [batch]; undefined = 0
+  int64_t kept_last = 0;   // tokens that are kept; 0 = all
+  int64_t kept_first = 0;  // and of a row's first ones; 0 unless kept_last
+  bool is_ring = false;
+  // Keys and values of the first tokens for the queries of global tokens
+  // (Longformer), [batch, kept_first or fewer, kv_heads, dim].
+  torch::Tensor first_keys, first_values;
 
+  // Slots in use by the longest row.
   int64_t size() const { return keys.defined() ? keys.size(1) : 0; }
   KvCache clone() const;
   KvCache detach() const;
@@ -37,13 +48,37 @@ struct KvCache {
   KvCache select(const torch::Tensor& rows) const;
   // Device and/or dtype of keys and values.
   KvCache to(const torch::TensorOptions& options) const;
-  // This cache followed by more keys and values [batch, n, kv_heads, dim].
+
+  // The same tokens with slots in the order of positions: no ring.
+  KvCache in_order() const;
+  // This cache (no ring) followed by more tokens [batch, n, kv_heads, dim],
+  // each row's behind its own last one; nothing is dropped. more_mask: bool
+  // [batch, n] or undefined; what it hides at the end of a row does not move
+  // the row on. first_position: int64 [batch], where an empty cache starts;
+  // undefined = 0. Differentiable.
   KvCache append(const torch::Tensor& more_keys,
-                 const torch::Tensor& more_values) const;
+                 const torch::Tensor& more_values,
+                 const torch::Tensor& more_mask = {},
+                 const torch::Tensor& first_position = {}) const;
+  // The last `last` tokens of each row, and the first `first`; 0 = all. A cache
+  // that drops tokens without keeping first ones becomes a ring.
+  KvCache bounded(int64_t last, int64_t first) const;
+  // Position of what slot 0 would hold if no token were kept ahead of it, int64
+  // [batch]: start + dropped.
+  torch::Tensor slot_start() const;
+  // Which slots hold a real token, bool [batch, slots]; none = all.
+  std::optional<torch::Tensor> real_slots() const;
+  // softmax_attention_decode_step_ over this cache, which must hold a token:
+  // appends one token a row in place (bounded caches drop the oldest) and
+  // answers q. args: as there; the mask of kept first tokens is added.
+  torch::Tensor decode_step(const torch::Tensor& q, const torch::Tensor& k,
+                            const torch::Tensor& v, SoftmaxAttentionArgs args);
 
  private:
   struct Storage;
+  void reserve(int64_t slots);
   std::shared_ptr<Storage> storage_;
+  int64_t version_ = 0;
 };
 // Of one attention layer: nothing yet, constant size, or a cache.
 using AttentionState = std::variant<std::monostate, LinearState, KvCache>;
@@ -70,7 +105,9 @@ struct AttentionOptions {
   AttentionOptions(int64_t embed_dim, int64_t num_heads)
       : embed_dim(embed_dim), num_heads(num_heads) {}
 
-  std::string kind = "cosformer";  // "cosformer", "linear", "softmax"
+  std::string kind = "cosformer";  // "softmax", "linear", "cosformer",
+                                   // "performer", "linformer", "longformer",
+                                   // "bigbird"
   int64_t embed_dim;
   int64_t num_heads;
   int64_t kdim = 0;          // width of key [embed_dim]
@@ -79,7 +116,7 @@ struct AttentionOptions {
   int64_t value_dim = 0;     // of a head [head_dim]
   int64_t num_kv_heads = 0;  // grouped-query attention [num_heads]
   bool is_causal = false;
-  // Linear kinds.
+  // Linear kinds (cosformer, linear).
   std::string feature_map;   // "relu", "elu1", "identity" [cosformer: relu,
                              // linear: elu1]
   int64_t reweight_len = 0;  // M of the cosine [cosformer: must be given;
@@ -87,11 +124,39 @@ struct AttentionOptions {
   std::string normalizer = "sum";  // "sum", or "none": an RMS norm a head,
                                    // without parameters, follows (TransNormer)
   double eps = 1e-6;               // floor of the denominator, and of that norm
-  // Softmax.
-  double scale = 0.0;  // [1 / sqrt(head_dim)]
-  // Rotary positions: on q and k (softmax), on the numerator (linear kinds).
+  // Kinds that form weights one by one (softmax, linformer, longformer,
+  // bigbird).
+  double scale = 0.0;    // [1 / sqrt(head_dim)]
+  double dropout = 0.0;  // of a weight, in training mode
+  // A window (longformer; softmax, none by default): `window` tokens on each
+  // side (causal: to the left), `dilation` positions apart.
+  int64_t window = 0;
+  int64_t dilation = 1;
+  // Longformer: the first tokens of a sequence that see all and that all see,
+  // beside those of AttentionCall::global_mask.
+  int64_t global_tokens = 0;
+  // Performer.
+  int64_t num_features = 0;  // [4 head_dim]
+  bool orthogonal = true;    // rows of the projection, in blocks of head_dim
+  bool trainable_projection = false;
+  int64_t projection_seed = 0;
+  // Linformer.
+  int64_t max_len = 0;        // rows of the length projections
+  int64_t projected_len = 0;  // [max_len / 4, at least 1]
+  bool share_kv = false;      // keys and values (and their projections) are one
+  bool one_kv_head = false;   // num_kv_heads 1
+  // BigBird.
+  int64_t block_size = 64;  // tokens
+  int64_t num_random_blocks = 3;
+  int64_t window_blocks = 3;  // odd
+  int64_t first_global_blocks = 1;
+  int64_t last_global_blocks = 1;  // causal: none
+  int64_t block_seed = 0;
+  // Rotary positions: on q and k (softmax, performer, longformer, bigbird), on
+  // the numerator (linear kinds); linformer has none.
   double rotary_base = 0.0;  // [none]
-  int64_t rotary_dim = 0;  // the first dims of a head [head_dim]; softmax only
+  int64_t rotary_dim = 0;    // the first dims of a head [head_dim]; the linear
+                             // kinds turn whole heads
   bool rotary_interleaved = false;
   bool qkv_bias = true;
   bool out_bias = true;
@@ -110,6 +175,12 @@ struct AttentionCall {
   // Packed sequences (batch 1): int32 or int64 [sequences + 1].
   std::optional<torch::Tensor> cu_seqlens_q, cu_seqlens_k;
   bool return_denominator = false;  // linear kinds with normalizer "sum"
+  // Longformer: bool [batch, kv_len], true = a global token. Not with a state,
+  // which keeps only the first global_tokens.
+  std::optional<torch::Tensor> global_mask;
+  // [heads, 2 reach + 1], added to the scores by distance: see
+  // SoftmaxAttentionArgs. Softmax, longformer, bigbird.
+  std::optional<torch::Tensor> relative_bias;
 };
 struct AttentionResult {
   torch::Tensor out;          // [batch, q_len, embed_dim]
@@ -118,9 +189,12 @@ struct AttentionResult {
                               // detached; undefined unless asked
 };
 
-// Every kind behind one call. Parameters: q_proj, k_proj, v_proj, out_proj.
-// Rows that query_mask excludes are exactly 0 and have no gradient, whatever
-// they hold.
+// Every kind behind one call. Parameters: q_proj, k_proj, v_proj, out_proj;
+// longformer: q_global_proj, k_global_proj, v_global_proj; linformer:
+// key_len_proj and value_len_proj [max_len, projected_len] (share_kv: no
+// value_len_proj and no v_proj). Performer: projection [num_features,
+// head_dim], a buffer unless trainable. Rows that query_mask excludes are
+// exactly 0 and have no gradient, whatever they hold.
 class AttentionImpl : public torch::nn::Module {
  public:
   // initialize false leaves the parameters uninitialised (they are about to be
@@ -135,48 +209,130 @@ class AttentionImpl : public torch::nn::Module {
                           const torch::Tensor& value = {},
                           const AttentionCall& call = {});
   // The next token of each row in causal self attention: query [batch, 1,
-  // embed_dim] -> out of the same shape. Updates state in place (linear kinds)
-  // or appends to it; no autograd. A state of monostate starts one.
-  torch::Tensor decode_step(const torch::Tensor& query, AttentionState& state);
+  // embed_dim] -> out of the same shape. Updates state in place (a KvCache
+  // leaves its copies as they are); no autograd. A state of monostate starts
+  // one. relative_bias: as in AttentionCall.
+  torch::Tensor decode_step(
+      const torch::Tensor& query, AttentionState& state,
+      const std::optional<torch::Tensor>& relative_bias = std::nullopt);
 
   const AttentionOptions& options() const { return options_; }
-  bool is_linear() const { return options_.kind != "softmax"; }
+  // A feature map, a state of constant size and denominators: "cosformer" and
+  // "linear".
+  bool is_linear() const {
+    return options_.kind == "cosformer" || options_.kind == "linear";
+  }
+  // Performer: another projection, from seed alone. States made with the
+  // former one do not go with it.
+  void redraw_projection(int64_t seed);
+  // BigBird: bool [heads, blocks, blocks], which block sees which in a sequence
+  // of that many blocks.
+  torch::Tensor block_mask(int64_t blocks) const;
 
   Projection q_proj{nullptr}, k_proj{nullptr}, v_proj{nullptr},
       out_proj{nullptr};
+  Projection q_global_proj{nullptr}, k_global_proj{nullptr},
+      v_global_proj{nullptr};
+  torch::Tensor key_len_proj, value_len_proj, projection;
 
  private:
   struct Heads;
+  struct BlockMasks;
   Heads project(const torch::Tensor& query, const torch::Tensor& key,
                 const torch::Tensor& value) const;
-  AttentionResult linear_forward(const Heads& heads,
-                                 const AttentionCall& call) const;
-  AttentionResult softmax_forward(Heads heads, const AttentionCall& call) const;
-  LinearAttentionArgs linear_args() const;
+  // The same inputs through the projections of global tokens.
+  Heads project_global(const torch::Tensor& query, const torch::Tensor& key,
+                       const torch::Tensor& value) const;
+  torch::Tensor merge_heads(const torch::Tensor& heads) const;
   torch::Tensor rotate(const torch::Tensor& x, int64_t start,
                        const std::optional<torch::Tensor>& positions) const;
-  torch::Tensor merge_heads(const torch::Tensor& heads) const;
+  // Queries and keys of a call without state turned to their positions.
+  void rotate_heads(const AttentionCall& call, Heads* heads) const;
+
+  LinearAttentionArgs linear_args() const;
+  AttentionResult linear_forward(const Heads& heads,
+                                 const AttentionCall& call) const;
+  torch::Tensor linear_step(const torch::Tensor& query,
+                            LinearState& state) const;
+  AttentionResult performer_forward(Heads heads,
+                                    const AttentionCall& call) const;
+  torch::Tensor performer_step(const torch::Tensor& query,
+                               LinearState& state) const;
+  AttentionResult linformer_forward(const Heads& heads,
+                                    const AttentionCall& call) const;
+
+  // Softmax, longformer, bigbird. global: the heads of global tokens, undefined
+  // where there are none.
+  SoftmaxAttentionArgs softmax_args(
+      const std::optional<torch::Tensor>& relative_bias) const;
+  std::optional<int64_t> draw_dropout_seed(const torch::Tensor& like) const;
+  AttentionResult softmax_forward(Heads heads, Heads global,
+                                  const AttentionCall& call) const;
+  AttentionResult cached_forward(Heads heads, Heads global,
+                                 const AttentionCall& call) const;
+  // Whether cached_step goes on from it; forward does in any case.
+  bool can_step(const KvCache& cache) const;
+  torch::Tensor cached_step(
+      const torch::Tensor& query, KvCache& cache,
+      const std::optional<torch::Tensor>& relative_bias) const;
+  // How many of the last and the first tokens a cache must keep; 0 = all.
+  std::pair<int64_t, int64_t> kept_tokens(
+      const std::optional<torch::Tensor>& relative_bias) const;
+  void check_cache(const KvCache& cache, int64_t rows,
+                   const std::optional<torch::Tensor>& relative_bias) const;
+  bool has_global_tokens(const AttentionCall& call) const;
+  torch::Tensor global_mask_of(const Heads& heads,
+                               const AttentionCall& call) const;
+  torch::Tensor with_first_tokens(const torch::Tensor& out, const Heads& global,
+                                  const KvCache& before,
+                                  const SoftmaxAttentionArgs& args,
+                                  KvCache* after) const;
+  torch::Tensor bigbird_forward(const Heads& heads,
+                                SoftmaxAttentionArgs args) const;
+  // A mask of exactly (causal: at least) the blocks of that many positions.
+  torch::Tensor blocks_for(int64_t positions, at::Device device) const;
 
   AttentionOptions options_;
+  std::shared_ptr<BlockMasks> block_masks_;
 };
 TORCH_MODULE(Attention);
 
 // The kinds by name, with the defaults of each (options.kind is set).
-class CosformerAttentionImpl : public AttentionImpl {
- public:
-  explicit CosformerAttentionImpl(AttentionOptions options);
-};
-TORCH_MODULE(CosformerAttention);
-class LinearAttentionImpl : public AttentionImpl {
- public:
-  explicit LinearAttentionImpl(AttentionOptions options);
-};
-TORCH_MODULE(LinearAttention);
 class SoftmaxAttentionImpl : public AttentionImpl {
  public:
   explicit SoftmaxAttentionImpl(AttentionOptions options);
 };
 TORCH_MODULE(SoftmaxAttention);
+class LinearAttentionImpl : public AttentionImpl {
+ public:
+  explicit LinearAttentionImpl(AttentionOptions options);
+};
+TORCH_MODULE(LinearAttention);
+class CosformerAttentionImpl : public AttentionImpl {
+ public:
+  explicit CosformerAttentionImpl(AttentionOptions options);
+};
+TORCH_MODULE(CosformerAttention);
+class PerformerAttentionImpl : public AttentionImpl {
+ public:
+  explicit PerformerAttentionImpl(AttentionOptions options);
+};
+TORCH_MODULE(PerformerAttention);
+class LinformerAttentionImpl : public AttentionImpl {
+ public:
+  explicit LinformerAttentionImpl(AttentionOptions options);
+};
+TORCH_MODULE(LinformerAttention);
+class LongformerAttentionImpl : public AttentionImpl {
+ public:
+  explicit LongformerAttentionImpl(AttentionOptions options);
+};
+TORCH_MODULE(LongformerAttention);
+class BigBirdAttentionImpl : public AttentionImpl {
+ public:
+  explicit BigBirdAttentionImpl(AttentionOptions options);
+};
+TORCH_MODULE(BigBirdAttention);
 
 // "layernorm" (bias optional) or "rmsnorm" over the last dimension; weight
 // [dim] starts at 1, bias at 0.
@@ -232,7 +388,9 @@ class BlockImpl : public torch::nn::Module {
   AttentionResult forward(const torch::Tensor& x,
                           const AttentionCall& call = {});
   // As AttentionImpl::decode_step.
-  torch::Tensor decode_step(const torch::Tensor& x, AttentionState& state);
+  torch::Tensor decode_step(
+      const torch::Tensor& x, AttentionState& state,
+      const std::optional<torch::Tensor>& relative_bias = std::nullopt);
 
   Norm attention_norm{nullptr}, ffn_norm{nullptr};
   Attention attention{nullptr};

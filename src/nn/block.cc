@@ -36,10 +36,12 @@ AttentionResult BlockImpl::forward(const torch::Tensor& x,
   return result;
 }
 
-torch::Tensor BlockImpl::decode_step(const torch::Tensor& x,
-                                     AttentionState& state) {
-  torch::Tensor y = x + attention->decode_step(
-                            pre_norm_ ? attention_norm->forward(x) : x, state);
+torch::Tensor BlockImpl::decode_step(
+    const torch::Tensor& x, AttentionState& state,
+    const std::optional<torch::Tensor>& relative_bias) {
+  torch::Tensor y =
+      x + attention->decode_step(pre_norm_ ? attention_norm->forward(x) : x,
+                                 state, relative_bias);
   if (!pre_norm_) y = attention_norm->forward(y);
   return feed_forward(y);
 }

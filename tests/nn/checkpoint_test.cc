@@ -14,6 +14,7 @@ BlockOptions options_of(const std::string& kind, double dropout) {
   attention.kind = kind;
   attention.is_causal = true;
   if (kind == "cosformer") attention.reweight_len = 32;
+  if (kind == "softmax") attention.dropout = dropout;  // of the weights too
   BlockOptions options{attention, FeedForwardOptions{16, 40}};
   options.dropout = dropout;
   return options;

@@ -15,6 +15,8 @@ namespace cosformer::testing {
 struct NaiveCall {
   torch::Tensor key_mask, query_mask;  // bool, undefined = all
   int64_t q_start = 0, kv_start = 0;
+  torch::Tensor global_mask;    // longformer, beside its global_tokens
+  torch::Tensor relative_bias;  // [heads, 2 reach + 1]
 };
 
 // Output of the layer [batch, q_len, embed_dim], float64.
