@@ -30,19 +30,28 @@ struct Info {
   int64_t cache_bytes_token = 0;  // a token seen: softmax
 };
 
-// float32 state of the linear kinds: features x (value_dim + 1) a kv head; the
-// cosine doubles the features.
+// What a layer keeps of a sequence, in float32: sums over features (the cosine
+// doubles them), or keys and values, of all tokens or of a window's.
 void add_state(const ModelConfig& config, Info* info) {
+  if (!config.is_causal) return;
   const int64_t dim = config.head_size(), heads = config.kv_heads();
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const AttentionConfig& attention = config.layer_attention(layer);
-    if (attention.kind == "softmax") {
-      info->cache_bytes_token += heads * dim * 2 * 4;
-      continue;
+    const AttentionConfig& a = config.layer_attention(layer);
+    const int64_t token = heads * dim * 2 * 4;
+    if (a.kind == "cosformer" || a.kind == "linear") {
+      const bool cosine = a.kind == "cosformer" || a.reweight_len > 0;
+      info->state_bytes += heads * (cosine ? 2 : 1) * dim * (dim + 1) * 4;
+    } else if (a.kind == "performer") {
+      const int64_t features = a.num_features > 0 ? a.num_features : 4 * dim;
+      info->state_bytes += heads * features * (dim + 2) * 4;
+    } else if (a.window > 0) {
+      // First tokens are kept twice, and as many of the window again ahead.
+      const int64_t last = a.window * a.dilation + 1;
+      info->state_bytes +=
+          token * (a.global_tokens > 0 ? 2 * (a.global_tokens + last) : last);
+    } else {
+      info->cache_bytes_token += token;
     }
-    const bool cosine =
-        attention.kind == "cosformer" || attention.reweight_len > 0;
-    info->state_bytes += heads * (cosine ? 2 : 1) * dim * (dim + 1) * 4;
   }
 }
 
@@ -114,24 +123,57 @@ std::string kibibytes(int64_t bytes) {
              : fixed(static_cast<double>(bytes) / 1048576.0, 1) + " MiB";
 }
 
+// A layer's kind with the options that it was given, and those that decide what
+// it sees.
+std::string layer_attention_of(const ModelConfig& config, int64_t layer) {
+  const AttentionConfig& a = config.layer_attention(layer);
+  const AttentionConfig usual;
+  std::string out = a.kind;
+  const auto add = [&](bool given, const auto&... parts) {
+    if (given) out += " " + str_cat(parts...);
+  };
+  add(!a.feature_map.empty(), a.feature_map);
+  if (a.reweight_len > 0 || a.kind == "cosformer") {
+    add(true, "M=", a.reweight_len > 0 ? a.reweight_len : config.max_len);
+  }
+  add(a.normalizer != usual.normalizer, "normalizer=", a.normalizer);
+  add(a.scale > 0, "scale=", a.scale);
+  add(a.dropout > 0, "dropout=", a.dropout);
+  add(a.window > 0, "window=", a.window);
+  add(a.dilation != 1, "dilation=", a.dilation);
+  add(a.global_tokens > 0, "global_tokens=", a.global_tokens);
+  if (a.kind == "performer") {
+    add(true, "features=",
+        a.num_features > 0 ? a.num_features : 4 * config.head_size());
+    add(!a.orthogonal, "independent");
+    add(a.trainable_projection, "trainable");
+  }
+  if (a.kind == "linformer") {
+    add(true, "projected_len=",
+        a.projected_len > 0 ? a.projected_len
+                            : std::max<int64_t>(config.max_len / 4, 1));
+    add(a.share_kv, "share_kv");
+    add(a.one_kv_head, "one_kv_head");
+  }
+  if (a.kind == "bigbird") {
+    add(true, "blocks of ", a.block_size, ": window ", a.window_blocks,
+        ", global ", a.first_global_blocks, "+",
+        config.is_causal ? 0 : a.last_global_blocks, ", random ",
+        a.num_random_blocks);
+  }
+  return out;
+}
+
 std::string attention_of(const ModelConfig& config) {
   std::vector<std::string> kinds;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const AttentionConfig& attention = config.layer_attention(layer);
-    std::string kind = attention.kind;
-    if (!attention.feature_map.empty()) kind += " " + attention.feature_map;
-    if (attention.reweight_len > 0) {
-      kind += str_cat(" M=", attention.reweight_len);
-    } else if (attention.kind == "cosformer") {
-      kind += str_cat(" M=", config.max_len);
-    }
-    kinds.push_back(kind);
+    kinds.push_back(layer_attention_of(config, layer));
   }
   if (std::equal(kinds.begin() + 1, kinds.end(), kinds.begin())) {
     return kinds[0];
   }
   std::string all;
-  for (const auto& kind : kinds) all += (all.empty() ? "" : ", ") + kind;
+  for (const auto& kind : kinds) all += (all.empty() ? "" : "; ") + kind;
   return all;
 }
 

@@ -21,7 +21,8 @@
 namespace cosformer {
 
 // What a causal model carries from token to token: one state a layer. Linear
-// kinds have constant size, softmax a KV cache.
+// kinds and performer have constant size, a window a ring of it, softmax and
+// bigbird a KV cache.
 // A copy shares tensors that a decode step writes to: clone() to branch off.
 struct ModelState {
   std::vector<AttentionState> layers;
@@ -42,12 +43,16 @@ struct DenominatorStats {
 
 // The language model of a ModelConfig: causal, or (is_causal false) an encoder
 // with a head. Parameter names are the contract of model.safetensors:
-// embed.weight, position.weight (learned), embed_norm (when asked),
+// embed.weight, position.weight (learned), relative_bias.weight (t5, [buckets,
+// heads], shared by the layers), embed_norm (when asked),
 // layers.N.{attention_norm,attention.{q,k,v,out}_proj,ffn_norm,ffn.{up,gate,down}_proj},
+// attention.{q,k,v}_global_proj (longformer), attention.{key,value}_len_proj
+// (linformer), attention.projection (performer; a buffer unless trainable),
 // final_norm (norm_placement "pre" only: "post" ends in a norm anyway),
 // head.weight (when not tied). position.weight has position_offset + max_len
 // rows; token t stands at row position_offset + t.
-// Matrices start at N(0, init_std), biases at 0, norms at 1.
+// Matrices start at N(0, init_std), biases at 0, norms at 1; projections along
+// the length and of performer as their layer draws them.
 class TransformerImpl : public torch::nn::Module {
  public:
   // Throws c10::Error with validate()'s message for a bad config. initialize
@@ -70,9 +75,9 @@ class TransformerImpl : public torch::nn::Module {
 
   const ModelConfig& config() const { return config_; }
   // Tokens that a sequence may have: max_len where positions come from a table
-  // (learned, sinusoidal), the smallest reweight_len + 1 of the cosine layers;
-  // none where every position is relative (rope, none) and no layer has the
-  // cosine.
+  // (learned, sinusoidal) or a layer is linformer, the smallest reweight_len +
+  // 1 of the cosine layers; none where every position is relative (rope, t5,
+  // none) and no layer has the cosine.
   std::optional<int64_t> max_positions() const;
   // Trades time for memory: layers recompute their activations in the backward.
   void set_activation_checkpointing(bool on);
@@ -83,6 +88,8 @@ class TransformerImpl : public torch::nn::Module {
  private:
   torch::Tensor embed(const torch::Tensor& ids, int64_t start) const;
   torch::Tensor logits(torch::Tensor x) const;
+  // T5's bias by distance, for every layer; none for other positions.
+  std::optional<torch::Tensor> relative_bias() const;
 
   ModelConfig config_;
   struct Parts;

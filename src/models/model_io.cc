@@ -110,6 +110,19 @@ Result<at::ScalarType> check_tensors(const std::string& path,
                        : str_cat(" (nor are ", spare.size() - 1, " others)"));
 }
 
+// What a model file holds: parameters and buffers.
+std::vector<std::pair<std::string, torch::Tensor>> tensors_of(
+    const Transformer& model) {
+  std::vector<std::pair<std::string, torch::Tensor>> out;
+  for (const auto& each : model->named_parameters()) {
+    out.emplace_back(each.key(), each.value());
+  }
+  for (const auto& each : model->named_buffers()) {
+    out.emplace_back(each.key(), each.value());
+  }
+  return out;
+}
+
 }  // namespace
 
 Status save_model(const std::string& folder, const Transformer& model,
@@ -121,17 +134,16 @@ Status save_model(const std::string& folder, const Transformer& model,
   }
   std::map<std::string, TensorEntry> entries;
   std::vector<torch::Tensor> alive;  // what the entries point into
-  for (const auto& parameter : model->named_parameters()) {
-    const torch::Tensor value =
-        parameter.value().detach().to(torch::kCPU).contiguous();
+  for (const auto& [name, tensor] : tensors_of(model)) {
+    const torch::Tensor value = tensor.detach().to(torch::kCPU).contiguous();
     const auto dtype = dtype_of(value.scalar_type());
     if (!dtype) {
-      return not_supported(folder, ": parameter '", parameter.key(), "' is ",
+      return not_supported(folder, ": tensor '", name, "' is ",
                            value.scalar_type(),
                            ", expected float32, float64, bfloat16 or float16");
     }
-    entries[parameter.key()] = {*dtype, value.sizes().vec(),
-                                value.const_data_ptr(), value.nbytes()};
+    entries[name] = {*dtype, value.sizes().vec(), value.const_data_ptr(),
+                     value.nbytes()};
     alive.push_back(value);
   }
   // config.json last: a folder that has it is whole.
@@ -173,9 +185,8 @@ Result<LoadedModel> load_model(const std::string& folder) {
                   str_cat(folder, ": ", e.what_without_backtrace()));
   }
   torch::NoGradGuard no_grad;
-  for (const auto& parameter : out.model->named_parameters()) {
-    const TensorEntry& entry = file->tensors().at(parameter.key());
-    torch::Tensor value = parameter.value();
+  for (auto& [name, value] : tensors_of(out.model)) {
+    const TensorEntry& entry = file->tensors().at(name);
     value.copy_(torch::from_blob(const_cast<void*>(entry.data), value.sizes(),
                                  torch::dtype(*type)));
   }

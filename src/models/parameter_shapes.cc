@@ -1,5 +1,7 @@
 #include "models/parameter_shapes.h"
 
+#include <algorithm>
+
 namespace cosformer {
 
 Status for_each_parameter(
@@ -23,20 +25,44 @@ Status for_each_parameter(
     if (bias) tensor(name + ".bias", {out});
   };
   const int64_t q_width = c.num_heads * c.head_size();
-  const int64_t kv_width = c.kv_heads() * c.head_size();
+  const auto attention = [&](const std::string& name,
+                             const AttentionConfig& a) {
+    const int64_t kv_width = (a.one_kv_head ? 1 : c.kv_heads()) * c.head_size();
+    linear(name + "q_proj", q_width, c.embed_dim, c.qkv_bias);
+    linear(name + "k_proj", kv_width, c.embed_dim, c.qkv_bias);
+    if (!a.share_kv) {
+      linear(name + "v_proj", kv_width, c.embed_dim, c.qkv_bias);
+    }
+    linear(name + "out_proj", c.embed_dim, q_width, c.out_bias);
+    if (a.kind == "longformer") {
+      linear(name + "q_global_proj", q_width, c.embed_dim, c.qkv_bias);
+      linear(name + "k_global_proj", kv_width, c.embed_dim, c.qkv_bias);
+      linear(name + "v_global_proj", kv_width, c.embed_dim, c.qkv_bias);
+    } else if (a.kind == "linformer") {
+      const int64_t projected = a.projected_len > 0
+                                    ? a.projected_len
+                                    : std::max<int64_t>(c.max_len / 4, 1);
+      tensor(name + "key_len_proj", {c.max_len, projected});
+      if (!a.share_kv) tensor(name + "value_len_proj", {c.max_len, projected});
+    } else if (a.kind == "performer") {
+      const int64_t features =
+          a.num_features > 0 ? a.num_features : 4 * c.head_size();
+      tensor(name + "projection", {features, c.head_size()});
+    }
+  };
 
   tensor("embed.weight", {c.vocab_size, c.embed_dim});
   if (c.position == "learned") {
     tensor("position.weight", {c.position_offset + c.max_len, c.embed_dim});
   }
+  if (c.position == "t5") {
+    tensor("relative_bias.weight", {c.relative_buckets, c.num_heads});
+  }
   if (c.embed_norm) norm("embed_norm");
   for (int64_t i = 0; i < c.num_layers && status.ok(); ++i) {
     const std::string layer = str_cat("layers.", i, ".");
     norm(layer + "attention_norm");
-    linear(layer + "attention.q_proj", q_width, c.embed_dim, c.qkv_bias);
-    linear(layer + "attention.k_proj", kv_width, c.embed_dim, c.qkv_bias);
-    linear(layer + "attention.v_proj", kv_width, c.embed_dim, c.qkv_bias);
-    linear(layer + "attention.out_proj", c.embed_dim, q_width, c.out_bias);
+    attention(layer + "attention.", c.layer_attention(i));
     norm(layer + "ffn_norm");
     if (c.gated) {
       linear(layer + "ffn.gate_proj", c.ffn_size(), c.embed_dim, c.mlp_bias);

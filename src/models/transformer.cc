@@ -1,5 +1,6 @@
 // The generic Transformer by its config.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <mutex>
 
@@ -44,6 +45,9 @@ Limit limit_of(const ModelConfig& config) {
     limit.at_most(config.max_len, "max_len");
   }
   for (int64_t i = 0; i < config.num_layers; ++i) {
+    if (config.layer_attention(i).kind == "linformer") {
+      limit.at_most(config.max_len, "max_len");
+    }
     const int64_t reach = cosine_reach(config, i);
     // The first and the last token may be `reach` apart.
     if (reach > 0) limit.at_most(reach + 1, "reweight_len + 1");
@@ -56,13 +60,34 @@ BlockOptions block_options(const ModelConfig& c, int64_t layer) {
   AttentionOptions attention(c.embed_dim, c.num_heads);
   attention.kind = a.kind;
   attention.head_dim = c.head_size();
-  attention.num_kv_heads = c.kv_heads();
+  attention.num_kv_heads = a.one_kv_head ? 1 : c.kv_heads();
   attention.is_causal = c.is_causal;
   attention.feature_map = a.feature_map;
   attention.reweight_len = cosine_reach(c, layer);
   attention.normalizer = a.normalizer;
   attention.eps = a.eps;
   attention.scale = a.scale;
+  attention.dropout = a.dropout;
+  attention.window = a.window;
+  attention.dilation = a.dilation;
+  attention.global_tokens = a.global_tokens;
+  attention.num_features = a.num_features;
+  attention.orthogonal = a.orthogonal;
+  attention.trainable_projection = a.trainable_projection;
+  attention.projected_len = a.projected_len;
+  attention.share_kv = a.share_kv;
+  attention.one_kv_head = a.one_kv_head;
+  attention.block_size = a.block_size;
+  attention.num_random_blocks = a.num_random_blocks;
+  attention.window_blocks = a.window_blocks;
+  attention.first_global_blocks = a.first_global_blocks;
+  attention.last_global_blocks = a.last_global_blocks;
+  // Layers differ in what they draw.
+  if (a.kind == "performer") {
+    attention.projection_seed = a.projection_seed + layer;
+  }
+  if (a.kind == "bigbird") attention.block_seed = a.block_seed + layer;
+  if (a.kind == "linformer") attention.max_len = c.max_len;
   if (c.position == "rope") {
     attention.rotary_base = c.rope_base;
     attention.rotary_dim = c.rope_dim;
@@ -107,6 +132,7 @@ ModelState ModelState::select(const torch::Tensor& rows) const {
 
 struct TransformerImpl::Parts {
   Table embed{nullptr}, position{nullptr}, head{nullptr};
+  Table relative_bias{nullptr};  // [buckets, heads], of all layers
   Norm embed_norm{nullptr}, final_norm{nullptr};
   std::vector<Block> layers;
   // The first rows of the sinusoidal table, as many as were needed so far.
@@ -174,6 +200,10 @@ TransformerImpl::TransformerImpl(const ModelConfig& config, bool initialize)
   if (c.position == "learned") {
     p.position = register_module("position", Table(rows, c.embed_dim));
   }
+  if (c.position == "t5") {
+    p.relative_bias = register_module("relative_bias",
+                                      Table(c.relative_buckets, c.num_heads));
+  }
   if (c.embed_norm) p.embed_norm = register_module("embed_norm", norm());
   torch::nn::ModuleList list;
   for (int64_t i = 0; i < c.num_layers; ++i) {
@@ -189,13 +219,31 @@ TransformerImpl::TransformerImpl(const ModelConfig& config, bool initialize)
   }
   if (!initialize) return;
   torch::NoGradGuard no_grad;
+  for (Block& layer : p.layers) {
+    const AttentionOptions& attention = layer->attention->options();
+    if (attention.kind != "performer") continue;
+    layer->attention->redraw_projection(attention.projection_seed);
+  }
   for (auto& parameter : named_parameters()) {
+    if (parameter.key().ends_with("attention.projection")) continue;
+    if (parameter.key().ends_with("_len_proj")) {  // Wang et al. 2020
+      parameter.value().normal_(
+          0.0, 1.0 / std::sqrt(static_cast<double>(parameter.value().size(1))));
+      continue;
+    }
     if (parameter.value().dim() == 2) {
       parameter.value().normal_(0.0, c.init_std);
     } else if (parameter.key().ends_with("bias")) {
       parameter.value().zero_();
     }
   }
+}
+
+std::optional<torch::Tensor> TransformerImpl::relative_bias() const {
+  if (!parts_->relative_bias) return std::nullopt;
+  return t5_relative_bias(parts_->relative_bias->weight,
+                          /*bidirectional=*/!config_.is_causal,
+                          config_.max_distance);
 }
 
 std::optional<int64_t> TransformerImpl::max_positions() const {
@@ -251,9 +299,11 @@ torch::Tensor TransformerImpl::forward(
   p.min_denominators.clear();
   p.clamped_shares.clear();
   torch::Tensor x = embed(ids, 0);
+  const std::optional<torch::Tensor> bias = relative_bias();
   for (Block& layer : p.layers) {
     AttentionCall call;
     call.key_mask = key_mask;
+    call.relative_bias = bias;
     const bool tracked = p.track_denominators &&
                          layer->attention->is_linear() &&
                          layer->attention->options().normalizer == "sum";
@@ -267,7 +317,13 @@ torch::Tensor TransformerImpl::forward(
       }
       return result.out;
     };
-    x = p.checkpointing ? checkpoint(run, x, layer->parameters()) : run(x);
+    if (!p.checkpointing) {
+      x = run(x);
+      continue;
+    }
+    std::vector<torch::Tensor> used = layer->parameters();
+    if (bias) used.push_back(*bias);
+    x = checkpoint(run, x, used);
   }
   return logits(x);
 }
@@ -286,15 +342,17 @@ torch::Tensor TransformerImpl::forward_with_state(const torch::Tensor& ids,
   torch::Tensor x = embed(ids, state.position);
   const int64_t count = ids.size(1);
   if (count > 0) {
+    const std::optional<torch::Tensor> bias = relative_bias();
     for (size_t i = 0; i < p.layers.size(); ++i) {
       AttentionState& held = state.layers[i];
       if (count == 1 && !std::holds_alternative<std::monostate>(held)) {
-        x = p.layers[i]->decode_step(x, held);
+        x = p.layers[i]->decode_step(x, held, bias);
         continue;
       }
       AttentionCall call;
-      call.state = std::move(held);
+      call.state = held;  // whole also after an error
       call.return_state = true;
+      call.relative_bias = bias;
       AttentionResult result = p.layers[i]->forward(x, call);
       held = std::move(result.state);
       x = std::move(result.out);

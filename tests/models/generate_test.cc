@@ -209,6 +209,25 @@ TEST(GenerateText, RelativePositionsHaveNoEnd) {
   EXPECT_EQ(generate(model, {1}, options, {})->size(), 100u);
 }
 
+// Behaviour 27: far past a window, with the ring full many times over.
+TEST(GenerateText, AWindowGoesOnFarPastItself) {
+  torch::manual_seed(19);
+  for (const int64_t global_tokens : {0, 2}) {
+    ModelConfig config = small_config("longformer");
+    config.position = "rope";
+    config.attention[0].window = 3;
+    config.attention[0].global_tokens = global_tokens;
+    Transformer model(config);
+    GenerateOptions options;
+    options.temperature = 0.0;
+    options.tokens = 60;
+    const std::vector<int32_t> prompt{3, 1, 4};
+    const auto found = generate(model, prompt, options, {});
+    ASSERT_TRUE(found.ok()) << found.status().message();
+    EXPECT_EQ(*found, greedy_by_forward(model, prompt, 60));
+  }
+}
+
 TEST(GenerateText, BadOptionsAreErrors) {
   Transformer model(small_config("cosformer"));
   const auto message = [&](const std::vector<int32_t>& prompt, auto change) {

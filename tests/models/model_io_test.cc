@@ -10,14 +10,24 @@ namespace {
 
 using namespace testing;
 
+// Parameters and buffers.
+std::map<std::string, torch::Tensor> tensors_of(const Transformer& model) {
+  std::map<std::string, torch::Tensor> out;
+  for (const auto& each : model->named_parameters()) {
+    out[each.key()] = each.value();
+  }
+  for (const auto& each : model->named_buffers()) {
+    out[each.key()] = each.value();
+  }
+  return out;
+}
+
 void expect_same_bits(const Transformer& a, const Transformer& b) {
-  const auto x = a->named_parameters(), y = b->named_parameters();
+  const auto x = tensors_of(a), y = tensors_of(b);
   ASSERT_EQ(x.size(), y.size());
-  for (const auto& parameter : x) {
-    EXPECT_TRUE(torch::equal(parameter.value(), y[parameter.key()]))
-        << parameter.key();
-    EXPECT_EQ(parameter.value().scalar_type(),
-              y[parameter.key()].scalar_type());
+  for (const auto& [name, tensor] : x) {
+    EXPECT_TRUE(torch::equal(tensor, y.at(name))) << name;
+    EXPECT_EQ(tensor.scalar_type(), y.at(name).scalar_type());
   }
 }
 
@@ -50,6 +60,9 @@ TEST_P(RoundTrip, GivesTheSameBitsAndLogits) {
 
 INSTANTIATE_TEST_SUITE_P(Models, RoundTrip, ::testing::ValuesIn(config_cases()),
                          [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Encoders, RoundTrip,
+                         ::testing::ValuesIn(encoder_cases()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST_P(RoundTrip, TheShapesByConfigAreThoseOfTheModel) {
   std::map<std::string, std::vector<int64_t>> found, expected;
@@ -61,8 +74,8 @@ TEST_P(RoundTrip, TheShapesByConfigAreThoseOfTheModel) {
       });
   ASSERT_TRUE(status.ok());
   const Transformer model(GetParam().config, false);
-  for (const auto& parameter : model->named_parameters()) {
-    expected[parameter.key()] = parameter.value().sizes().vec();
+  for (const auto& [name, tensor] : tensors_of(model)) {
+    expected[name] = tensor.sizes().vec();
   }
   EXPECT_EQ(found, expected);
 }
@@ -78,6 +91,24 @@ TEST(ModelFolder, KeepsTheDtype) {
     ASSERT_TRUE(loaded.ok()) << loaded.status().message();
     expect_same_bits(model, loaded->model);
   }
+}
+
+// A projection drawn anew after the model was made is the one that is kept.
+TEST(ModelFolder, KeepsAProjectionAsItIs) {
+  ScratchFolder scratch;
+  Transformer model(small_config("performer"));
+  for (const auto& module : model->modules()) {
+    if (auto* attention = module->as<AttentionImpl>()) {
+      attention->redraw_projection(77);
+    }
+  }
+  ASSERT_TRUE(save_model(scratch / "m", model, nullptr).ok());
+  const auto loaded = load_model(scratch / "m");
+  ASSERT_TRUE(loaded.ok()) << loaded.status().message();
+  expect_same_bits(model, loaded->model);
+  EXPECT_TRUE(torch::equal(
+      loaded->model->named_buffers()["layers.1.attention.projection"],
+      performer_projection(32, 8, true, 77)));
 }
 
 TEST(ModelFolder, TheTiedHeadIsStoredOnce) {

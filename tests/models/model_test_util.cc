@@ -6,14 +6,24 @@
 
 namespace cosformer::testing {
 
-std::vector<ConfigCase> config_cases() {
-  std::vector<ConfigCase> out;
-  const auto add = [&](const std::string& name, const std::string& kind,
-                       auto change) {
+namespace {
+
+// A list of cases that grows by changes to a small config.
+struct Cases {
+  std::vector<ConfigCase> list;
+  template <typename Change>
+  void operator()(const std::string& name, const std::string& kind,
+                  const Change& change) {
     ModelConfig config = small_config(kind);
     change(config);
-    out.push_back({name, config});
-  };
+    list.push_back({name, config});
+  }
+};
+
+}  // namespace
+
+std::vector<ConfigCase> config_cases() {
+  Cases add;
   const auto plain = [](ModelConfig&) {};
   add("cosformer", "cosformer", plain);
   add("linear", "linear", plain);
@@ -62,6 +72,68 @@ std::vector<ConfigCase> config_cases() {
     c.attention[0].normalizer = "none";
     c.attention[0].reweight_len = 50;
   });
+  add("relu_linear", "linear", [](ModelConfig& c) {
+    c.attention[0].feature_map = "relu";
+    c.position = "none";
+  });
+  add("performer", "performer", plain);
+  add("performer_rope_trainable", "performer", [](ModelConfig& c) {
+    c.position = "rope";
+    c.rope_dim = 4;
+    c.attention[0].num_features = 20;
+    c.attention[0].orthogonal = false;
+    c.attention[0].trainable_projection = true;
+    c.attention[0].projection_seed = 4;
+  });
+  add("softmax_window", "softmax", [](ModelConfig& c) {
+    c.position = "none";
+    c.attention[0].window = 2;
+    c.attention[0].dilation = 2;
+  });
+  add("softmax_t5", "softmax", [](ModelConfig& c) {
+    c.position = "t5";
+    c.relative_buckets = 8;
+    c.max_distance = 10;
+  });
+  add("softmax_sinusoidal", "softmax",
+      [](ModelConfig& c) { c.position = "sinusoidal"; });
+  add("longformer", "longformer", [](ModelConfig& c) {
+    c.attention[0].window = 3;
+    c.attention[0].global_tokens = 2;
+  });
+  add("longformer_t5", "longformer", [](ModelConfig& c) {
+    c.position = "t5";
+    c.relative_buckets = 6;
+    c.max_distance = 8;
+    c.num_kv_heads = 1;
+    c.attention[0].window = 2;
+    c.attention[0].global_tokens = 3;
+  });
+  add("bigbird", "bigbird", [](ModelConfig& c) {
+    c.attention[0].block_size = 3;
+    c.attention[0].num_random_blocks = 1;
+    c.attention[0].window_blocks = 1;
+    c.attention[0].block_seed = 2;
+  });
+  add("bigbird_t5", "bigbird", [](ModelConfig& c) {
+    c.position = "t5";
+    c.relative_buckets = 8;
+    c.max_distance = 9;
+    c.attention[0].block_size = 4;
+    c.attention[0].num_random_blocks = 0;
+  });
+  add("every_kind_a_layer", "cosformer", [](ModelConfig& c) {
+    c.position = "rope";
+    c.num_layers = 7;
+    c.attention.assign(7, AttentionConfig{});
+    const char* kinds[] = {"softmax",    "linear",  "cosformer", "performer",
+                           "longformer", "bigbird", "softmax"};
+    for (size_t i = 0; i < 7; ++i) c.attention[i].kind = kinds[i];
+    c.attention[4].window = 4;
+    c.attention[4].global_tokens = 1;
+    c.attention[5].block_size = 4;
+    c.attention[6].window = 5;
+  });
   add("no_positions_mixed_kinds", "cosformer", [](ModelConfig& c) {
     c.position = "none";
     AttentionConfig linear;
@@ -71,7 +143,31 @@ std::vector<ConfigCase> config_cases() {
     cosine.feature_map = "elu1";
     c.attention = {linear, cosine};
   });
-  return out;
+  return add.list;
+}
+
+std::vector<ConfigCase> encoder_cases() {
+  Cases add;
+  add("linformer", "linformer", [](ModelConfig& c) { c.is_causal = false; });
+  add("linformer_shared", "linformer", [](ModelConfig& c) {
+    c.is_causal = false;
+    c.position = "sinusoidal";
+    c.attention[0].projected_len = 5;
+    c.attention[0].share_kv = true;
+  });
+  add("linformer_one_kv_head_and_softmax", "linformer", [](ModelConfig& c) {
+    c.is_causal = false;
+    c.position = "none";
+    c.attention.assign(2, c.attention[0]);
+    c.attention[0].one_kv_head = true;
+    c.attention[1].kind = "softmax";
+  });
+  for (ConfigCase each : config_cases()) {
+    each.name += "_encoder";
+    each.config.is_causal = false;
+    add.list.push_back(each);
+  }
+  return add.list;
 }
 
 double relative_error(const torch::Tensor& a, const torch::Tensor& b) {

@@ -35,8 +35,10 @@ inline void PrintTo(const ConfigCase& value, std::ostream* out) {
   *out << value.name;
 }
 
-// Every option of the config at least once.
+// Every option of a causal model's config at least once.
 std::vector<ConfigCase> config_cases();
+// The same models as encoders, and those of the kind that has no causal form.
+std::vector<ConfigCase> encoder_cases();
 
 inline torch::Tensor random_ids(int64_t batch, int64_t count,
                                 const ModelConfig& config) {
