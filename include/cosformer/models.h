@@ -31,6 +31,11 @@ struct ModelState {
   ModelState clone() const;
   // Rows of the batch by index (int64), for beam search and batching.
   ModelState select(const torch::Tensor& rows) const;
+  // One safetensors file, tensors by layer and what made them as metadata; it
+  // appears whole or not at all. load checks everything, names what it found
+  // and expected, and gives the same bits, on the CPU.
+  Status save(const std::string& path) const;
+  static Result<ModelState> load(const std::string& path);
 };
 
 // Smallest denominator of the linear layers' last forward and the share of rows

@@ -4,6 +4,7 @@
 #include <system_error>
 
 #include "cosformer/models.h"
+#include "models/dtypes.h"
 #include "models/parameter_shapes.h"
 
 namespace cosformer {
@@ -15,36 +16,6 @@ constexpr const char* kTokenizerFile = "tokenizer.json";
 
 std::string joined(const std::string& folder, const char* file) {
   return (std::filesystem::path(folder) / file).string();
-}
-
-std::optional<DType> dtype_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kFloat32;
-    case at::kDouble:
-      return DType::kFloat64;
-    case at::kBFloat16:
-      return DType::kBFloat16;
-    case at::kHalf:
-      return DType::kFloat16;
-    default:
-      return std::nullopt;
-  }
-}
-
-std::optional<at::ScalarType> scalar_type_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return at::kFloat;
-    case DType::kFloat64:
-      return at::kDouble;
-    case DType::kBFloat16:
-      return at::kBFloat16;
-    case DType::kFloat16:
-      return at::kHalf;
-    default:
-      return std::nullopt;
-  }
 }
 
 std::string shape_text(at::IntArrayRef shape) {
@@ -83,7 +54,7 @@ Result<at::ScalarType> check_tensors(const std::string& path,
                        shape_text(shape), " from config.json");
     }
     const auto entry_type = scalar_type_of(entry.dtype);
-    if (!entry_type) {
+    if (!entry_type || !at::isFloatingType(*entry_type)) {
       return data_loss(path, ": tensor '", name, "' is ",
                        cosformer::name(entry.dtype),
                        ", expected a floating-point type");
@@ -137,7 +108,7 @@ Status save_model(const std::string& folder, const Transformer& model,
   for (const auto& [name, tensor] : tensors_of(model)) {
     const torch::Tensor value = tensor.detach().to(torch::kCPU).contiguous();
     const auto dtype = dtype_of(value.scalar_type());
-    if (!dtype) {
+    if (!dtype || !value.is_floating_point()) {
       return not_supported(folder, ": tensor '", name, "' is ",
                            value.scalar_type(),
                            ", expected float32, float64, bfloat16 or float16");

@@ -303,7 +303,9 @@ torch::Tensor TransformerImpl::forward(
   for (Block& layer : p.layers) {
     AttentionCall call;
     call.key_mask = key_mask;
-    call.relative_bias = bias;
+    // Of its own, so that a layer's gradients of it are added up first, as
+    // checkpointing does.
+    if (bias) call.relative_bias = at::alias(*bias);
     const bool tracked = p.track_denominators &&
                          layer->attention->is_linear() &&
                          layer->attention->options().normalizer == "sum";
@@ -322,7 +324,7 @@ torch::Tensor TransformerImpl::forward(
       continue;
     }
     std::vector<torch::Tensor> used = layer->parameters();
-    if (bias) used.push_back(*bias);
+    if (bias) used.push_back(*call.relative_bias);
     x = checkpoint(run, x, used);
   }
   return logits(x);

@@ -1,6 +1,8 @@
 // BigBird's block mask: made once for a number of blocks, and looked at.
+#include <algorithm>
+#include <utility>
+
 #include "nn/attention_parts.h"
-#include "nn/starts.h"
 
 namespace cosformer {
 namespace {
@@ -11,6 +13,13 @@ constexpr size_t kMostMasks = 16;
 int64_t end_of(const std::optional<torch::Tensor>& start, int64_t count) {
   if (!start || start->numel() == 0) return count;
   return start->max().item<int64_t>() + count;
+}
+
+// Tokens of the longest sequence.
+int64_t longest_of(const torch::Tensor& x,
+                   const std::optional<torch::Tensor>& cu_seqlens) {
+  if (!cu_seqlens) return x.size(1);
+  return cu_seqlens->numel() > 1 ? cu_seqlens->diff().max().item<int64_t>() : 0;
 }
 
 }  // namespace
@@ -48,68 +57,29 @@ torch::Tensor AttentionImpl::blocks_for(int64_t positions,
 }
 
 // The pattern belongs to a sequence of its length (the last blocks are global,
-// random ones are drawn among all): packed sequences go one by one, unless
+// random ones are drawn among all): packed sequences have one each, unless
 // causal, where it grows without change.
 torch::Tensor AttentionImpl::bigbird_forward(const Heads& heads,
                                              SoftmaxAttentionArgs args) const {
-  args.block_size = options_.block_size;
-  const auto run = [&](const torch::Tensor& q, const torch::Tensor& k,
-                       const torch::Tensor& v, int64_t positions) {
-    args.block_mask = blocks_for(positions, q.device());
-    return softmax_attention(q, k, v, args);
-  };
-  const int64_t q_len = heads.q.size(1), kv_len = heads.k.size(1);
-  if (!args.cu_seqlens_q) {
-    return run(
-        heads.q, heads.k, heads.v,
-        std::max(end_of(args.q_start, q_len), end_of(args.kv_start, kv_len)));
+  const AttentionOptions& o = options_;
+  if (args.cu_seqlens_q && !o.is_causal) {
+    BigBirdAttentionArgs packed;
+    packed.block_size = o.block_size;
+    packed.num_random_blocks = o.num_random_blocks;
+    packed.window_blocks = o.window_blocks;
+    packed.global_blocks = {o.first_global_blocks, o.last_global_blocks};
+    packed.seed = o.block_seed;
+    packed.softmax = std::move(args);
+    return bigbird_attention(heads.q, heads.k, heads.v, packed);
   }
-  const auto of_q = checked_offsets(*args.cu_seqlens_q, q_len, "cu_seqlens_q");
-  const auto of_k = checked_offsets(
-      args.cu_seqlens_k.value_or(*args.cu_seqlens_q), kv_len,
-      args.cu_seqlens_k ? "cu_seqlens_k" : "cu_seqlens_q (for keys)");
-  TORCH_CHECK(of_q.size() == of_k.size(), "attention: cu_seqlens_q has ",
-              of_q.size() - 1, " sequences, cu_seqlens_k has ",
-              of_k.size() - 1);
-  const size_t sequences = of_q.size() - 1;
-  if (options_.is_causal) {
-    int64_t longest = 0;
-    for (size_t i = 0; i < sequences; ++i) {
-      longest =
-          std::max({longest, of_q[i + 1] - of_q[i], of_k[i + 1] - of_k[i]});
-    }
-    return run(heads.q, heads.k, heads.v,
-               std::max(end_of(args.q_start, longest),
-                        end_of(args.kv_start, longest)));
-  }
-  const SoftmaxAttentionArgs packed = args;
-  args.cu_seqlens_q.reset();
-  args.cu_seqlens_k.reset();
-  std::vector<torch::Tensor> parts;
-  const auto start_of = [](const std::optional<torch::Tensor>& starts,
-                           size_t i) -> std::optional<torch::Tensor> {
-    if (!starts || starts->dim() == 0) return starts;
-    return starts->narrow(0, static_cast<int64_t>(i), 1);
-  };
-  for (size_t i = 0; i < sequences; ++i) {
-    const int64_t q_count = of_q[i + 1] - of_q[i];
-    const int64_t k_count = of_k[i + 1] - of_k[i];
-    if (q_count == 0) continue;
-    args.q_start = start_of(packed.q_start, i);
-    args.kv_start = start_of(packed.kv_start, i);
-    if (packed.dropout_seed) {  // each call counts its rows from 0
-      args.dropout_seed = *packed.dropout_seed ^ static_cast<int64_t>(i);
-    }
-    parts.push_back(run(heads.q.narrow(1, of_q[i], q_count),
-                        heads.k.narrow(1, of_k[i], k_count),
-                        heads.v.narrow(1, of_k[i], k_count),
-                        std::max(end_of(args.q_start, q_count),
-                                 end_of(args.kv_start, k_count))));
-  }
-  if (parts.empty()) {
-    return heads.q.new_zeros({1, 0, heads.q.size(2), heads.v.size(3)});
-  }
-  return torch::cat(parts, 1);
+  const int64_t q_len = longest_of(heads.q, args.cu_seqlens_q);
+  const int64_t kv_len = longest_of(
+      heads.k, args.cu_seqlens_k ? args.cu_seqlens_k : args.cu_seqlens_q);
+  const int64_t positions =
+      std::max(end_of(args.q_start, q_len), end_of(args.kv_start, kv_len));
+  args.block_size = o.block_size;
+  args.block_mask = blocks_for(positions, heads.q.device());
+  return softmax_attention(heads.q, heads.k, heads.v, args);
 }
 
 }  // namespace cosformer

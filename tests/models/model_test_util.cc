@@ -130,7 +130,7 @@ std::vector<ConfigCase> config_cases() {
                            "longformer", "bigbird", "softmax"};
     for (size_t i = 0; i < 7; ++i) c.attention[i].kind = kinds[i];
     c.attention[4].window = 4;
-    c.attention[4].global_tokens = 1;
+    c.attention[4].global_tokens = 2;
     c.attention[5].block_size = 4;
     c.attention[6].window = 5;
   });

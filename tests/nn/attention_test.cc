@@ -436,7 +436,7 @@ TEST(Attention, ErrorsSayFoundAndExpected) {
   packed.cu_seqlens_q = torch::tensor({0, 4}, torch::kInt32);
   expect_contains(
       error_of([&] { layer->forward(x.narrow(0, 0, 1), {}, {}, packed); }),
-      "expected 0 to 5");
+      "cu_seqlens_q ends with 4, expected the number of tokens, 5");
 }
 
 // What a kind cannot do is refused by its name.
