@@ -10,6 +10,7 @@ import struct
 import subprocess
 import time
 
+import pytest
 from cli_runner import PROGRAM, ROOT, losses, metrics
 
 
@@ -143,6 +144,42 @@ def test_info(program, trained):
     text = program.ok("info", trained).stdout
     for part in ("cosformer M=32", "parameters", "characters", "a sequence", info["isa"]):
         assert part in text
+
+
+KINDS = {
+    "softmax": ([], "softmax"),
+    "softmax-window": (["window=4", "dilation=2"], "softmax window=4 dilation=2"),
+    "linear": (["feature_map=relu"], "linear relu"),
+    "cosformer": (["normalizer=none"], "cosformer M=32 normalizer=none"),
+    "performer": (["num_features=24"], "performer features=24"),
+    "longformer": (["window=3", "global_tokens=2"], "longformer window=3 global_tokens=2"),
+    "bigbird": (["block_size=8"], "bigbird blocks of 8: window 3, global 1+0, random 3"),
+}
+# A sequence of any length, and a token: two layers of two heads of 8.
+STATE_BYTES = {
+    "softmax": (0, 2 * 2 * 8 * 2 * 4),
+    "softmax-window": (2 * 9 * 2 * 8 * 2 * 4, 0),
+    "linear": (2 * 2 * 8 * 9 * 4, 0),
+    "cosformer": (2 * 2 * 16 * 9 * 4, 0),
+    "performer": (2 * 2 * 24 * 10 * 4, 0),
+    "longformer": (2 * 2 * (2 + 4) * 2 * 8 * 2 * 4, 0),
+    "bigbird": (0, 2 * 2 * 8 * 2 * 4),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_trains_writes_and_is_described(program, tmp_path, name):
+    options, described = KINDS[name]
+    settings = ["model.attention.kind=" + name.split("-")[0], "train.steps=4", "train.eval_every=4"]
+    settings += ["model.attention." + option for option in options]
+    run = tmp_path / "run"
+    sets = [part for setting in settings for part in ("--set", setting)]
+    program.ok("train", "tiny.toml", "--data", "text.txt", "--out", run, *sets)
+    written = program.ok("generate", run, "--prompt", "the ", "--tokens", "20").stdout
+    assert written.startswith("the ")
+    assert described in program.ok("info", run).stdout
+    info = json.loads(program.ok("info", run, "--json").stdout)
+    assert (info["state_bytes"], info["cache_bytes_per_token"]) == STATE_BYTES[name]
 
 
 def test_plot_alone(program, trained, tmp_path):

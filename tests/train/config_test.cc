@@ -1,5 +1,9 @@
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <utility>
+#include <vector>
+
 #include "cosformer/train.h"
 
 namespace cosformer {
@@ -67,6 +71,48 @@ TEST(RunConfig, OneAttentionTableALayer) {
   auto again = parse(to_toml(*config));
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(again->model, config->model);
+}
+
+TEST(RunConfig, TheKindsTakeTheirOptions) {
+  auto config = parse(
+      "[model]\nnum_layers = 3\nposition = \"none\"\n"
+      "[[model.attention]]\nkind = \"performer\"\nnum_features = 48\n"
+      "trainable_projection = true\n"
+      "[[model.attention]]\nkind = \"longformer\"\nwindow = 16\n"
+      "global_tokens = 1\ndropout = 0.1\n"
+      "[[model.attention]]\nkind = \"bigbird\"\nblock_size = 16\n",
+      {"model.attention.1.window=32", "model.attention.2.window_blocks=5"});
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  EXPECT_EQ(config->model.attention[0].num_features, 48);
+  EXPECT_TRUE(config->model.attention[0].trainable_projection);
+  EXPECT_EQ(config->model.attention[1].window, 32);
+  EXPECT_EQ(config->model.attention[1].dropout, 0.1);
+  EXPECT_EQ(config->model.attention[2].window_blocks, 5);
+  auto again = parse(to_toml(*config));
+  ASSERT_TRUE(again.ok()) << again.status().message();
+  EXPECT_EQ(again->model, config->model);
+  for (const auto& [text, part] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"kind = \"linformer\"", "'linformer' has no causal form"},
+           {"kind = \"longformer\"", "attention.window: found 0"},
+           {"window = 4", "kind 'cosformer' has no such option"},
+           {"windows = 4", "did you mean model.attention.window?"}}) {
+    const std::string error =
+        error_of(std::string("[model.attention]\n") + text + "\n");
+    EXPECT_TRUE(contains(error, part)) << error;
+  }
+}
+
+TEST(RunConfig, ShippedConfigsAreValid) {
+  int found = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(
+           COSFORMER_SOURCE_DIR "/configs/shakespeare")) {
+    if (entry.path().extension() != ".toml") continue;
+    const auto config = read_run_config(entry.path().string(), {});
+    EXPECT_TRUE(config.ok()) << config.status().message();
+    ++found;
+  }
+  EXPECT_GE(found, 9);
 }
 
 TEST(RunConfig, AnUnknownKeyNamesLineAndNearest) {

@@ -47,6 +47,9 @@ std::map<std::string, torch::Tensor> parameters_of(const std::string& folder) {
   for (const auto& item : loaded->model->named_parameters()) {
     out[item.key()] = item.value().detach().clone();
   }
+  for (const auto& item : loaded->model->named_buffers()) {
+    out[item.key()] = item.value().clone();
+  }
   return out;
 }
 
@@ -196,6 +199,70 @@ INSTANTIATE_TEST_SUITE_P(Precisions, Resuming,
                          ::testing::Values(std::tuple("float32", false),
                                            std::tuple("float32", true),
                                            std::tuple("bfloat16", false)));
+
+// A kind with its options, and whether activations are recomputed.
+struct KindRun {
+  const char* name;
+  bool recomputes;
+  void (*set)(ModelConfig&);
+};
+class ResumingKinds : public Training,
+                      public ::testing::WithParamInterface<KindRun> {};
+
+TEST_P(ResumingKinds, GoesOnBitForBit) {
+  GetParam().set(config.model);
+  config.train.activation_checkpointing = GetParam().recomputes;
+  auto straight = run_train(config, temp / "straight");
+  ASSERT_TRUE(straight.ok()) << straight.status().message();
+  auto stopped = run_until(temp / "stopped", 7);
+  ASSERT_TRUE(stopped.ok()) << stopped.status().message();
+  auto resumed = run_train(config, temp / "stopped", /*resume=*/true);
+  ASSERT_TRUE(resumed.ok()) << resumed.status().message();
+  EXPECT_EQ(losses(temp / "stopped"), losses(temp / "straight"));
+  const auto expected = parameters_of(temp / "straight/checkpoints/last");
+  for (const auto& [name, value] :
+       parameters_of(temp / "stopped/checkpoints/last")) {
+    EXPECT_TRUE(torch::equal(value, expected.at(name))) << name;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, ResumingKinds,
+    ::testing::Values(KindRun{"softmax_t5", true,
+                              [](ModelConfig& m) {
+                                m.position = "t5";
+                                m.attention[0].kind = "softmax";
+                                m.attention[0].dropout = 0.2;  // of the weights
+                              }},
+                      KindRun{"softmax_window", false,
+                              [](ModelConfig& m) {
+                                m.attention[0].kind = "softmax";
+                                m.attention[0].window = 4;
+                                m.attention[0].dropout = 0.2;
+                              }},
+                      KindRun{"performer", false,
+                              [](ModelConfig& m) {
+                                m.attention[0].kind = "performer";
+                              }},
+                      KindRun{"performer_trainable", true,
+                              [](ModelConfig& m) {
+                                m.attention[0].kind = "performer";
+                                m.attention[0].trainable_projection = true;
+                              }},
+                      KindRun{"longformer", false,
+                              [](ModelConfig& m) {
+                                m.attention[0].kind = "longformer";
+                                m.attention[0].window = 3;
+                                m.attention[0].global_tokens = 2;
+                                m.attention[0].dropout = 0.1;
+                              }},
+                      KindRun{"bigbird", true,
+                              [](ModelConfig& m) {
+                                m.attention[0].kind = "bigbird";
+                                m.attention[0].block_size = 4;
+                                m.attention[0].dropout = 0.1;
+                              }}),
+    [](const auto& info) { return info.param.name; });
 
 TEST_F(Training, AKilledRunIsCutToItsLastCheckpoint) {
   ASSERT_TRUE(run_train(config, temp / "straight").ok());
