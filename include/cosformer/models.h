@@ -78,6 +78,10 @@ class TransformerImpl : public torch::nn::Module {
   torch::Tensor forward_with_state(const torch::Tensor& ids, ModelState& state,
                                    bool last_only = false);
 
+  // The weights of every layer on ids, each [batch, heads, seq, seq], for
+  // inspection (nn.h); no gradient. Small inputs only.
+  std::vector<torch::Tensor> attention_matrices(const torch::Tensor& ids);
+
   const ModelConfig& config() const { return config_; }
   // Tokens that a sequence may have: max_len where positions come from a table
   // (learned, sinusoidal) or a layer is linformer, the smallest reweight_len +

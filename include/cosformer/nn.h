@@ -216,6 +216,13 @@ class AttentionImpl : public torch::nn::Module {
       const torch::Tensor& query, AttentionState& state,
       const std::optional<torch::Tensor>& relative_bias = std::nullopt);
 
+  // The weights w_ij / norm_i of self attention without state or mask, [batch,
+  // heads, seq, seq], for inspection; see attention_matrix in ops.h. Linformer:
+  // of the sequence's own values. relative_bias: as in AttentionCall.
+  torch::Tensor attention_matrix(
+      const torch::Tensor& query,
+      const std::optional<torch::Tensor>& relative_bias = std::nullopt) const;
+
   const AttentionOptions& options() const { return options_; }
   // A feature map, a state of constant size and denominators: "cosformer" and
   // "linear".
@@ -387,6 +394,10 @@ class BlockImpl : public torch::nn::Module {
   // As AttentionImpl::forward in self attention.
   AttentionResult forward(const torch::Tensor& x,
                           const AttentionCall& call = {});
+  // As AttentionImpl::attention_matrix, of the input x of the block.
+  torch::Tensor attention_matrix(
+      const torch::Tensor& x,
+      const std::optional<torch::Tensor>& relative_bias = std::nullopt) const;
   // As AttentionImpl::decode_step.
   torch::Tensor decode_step(
       const torch::Tensor& x, AttentionState& state,

@@ -365,6 +365,21 @@ torch::Tensor TransformerImpl::forward_with_state(const torch::Tensor& ids,
   return logits(std::move(x));
 }
 
+std::vector<torch::Tensor> TransformerImpl::attention_matrices(
+    const torch::Tensor& ids) {
+  torch::NoGradGuard no_grad;
+  torch::Tensor x = embed(ids, 0);
+  const std::optional<torch::Tensor> bias = relative_bias();
+  std::vector<torch::Tensor> out;
+  for (Block& layer : parts_->layers) {
+    out.push_back(layer->attention_matrix(x, bias));
+    AttentionCall call;
+    call.relative_bias = bias;
+    x = layer->forward(x, call).out;
+  }
+  return out;
+}
+
 void TransformerImpl::set_activation_checkpointing(bool on) {
   parts_->checkpointing = on;
 }

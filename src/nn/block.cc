@@ -36,6 +36,13 @@ AttentionResult BlockImpl::forward(const torch::Tensor& x,
   return result;
 }
 
+torch::Tensor BlockImpl::attention_matrix(
+    const torch::Tensor& x,
+    const std::optional<torch::Tensor>& relative_bias) const {
+  return attention->attention_matrix(pre_norm_ ? attention_norm->forward(x) : x,
+                                     relative_bias);
+}
+
 torch::Tensor BlockImpl::decode_step(
     const torch::Tensor& x, AttentionState& state,
     const std::optional<torch::Tensor>& relative_bias) {
