@@ -5,6 +5,8 @@
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <exception>
+#include <string>
+#include <utility>
 
 #include "cli/commands.h"
 #include "cli/output.h"
@@ -19,7 +21,8 @@ constexpr const char* kExamples = R"(Examples:
   cosformer train --out runs/book --resume
   cosformer eval runs/book
   cosformer generate runs/book --prompt "Once upon a time" --temperature 0.7
-  cosformer info runs/book)";
+  cosformer info runs/book
+  cosformer plot attention runs/book --text "Once upon a time")";
 
 // A first word that is no subcommand: CLI11 would only say that one is missing.
 Status check_command(const CLI::App& app, int argc, char** argv) {
@@ -63,11 +66,14 @@ int run_program(int argc, char** argv) {
 #ifdef COSFORMER_WITH_TORCH
   add_plot_command(app, &run);
 #endif
-  // The usage of the innermost command that was named.
-  const auto help_of = [&app] {
-    const auto chosen = app.get_subcommands();
-    return chosen.empty() ? std::string("cosformer --help")
-                          : "cosformer " + chosen[0]->get_name() + " --help";
+  // The innermost command that was named, and how it was called.
+  const auto named = [&app] {
+    std::pair<const CLI::App*, std::string> out{&app, "cosformer"};
+    while (!out.first->get_subcommands().empty()) {
+      out.first = out.first->get_subcommands()[0];
+      out.second += " " + out.first->get_name();
+    }
+    return out;
   };
   if (const Status status = check_command(app, argc, argv); !status.ok()) {
     return fail(status, kWrongUse);
@@ -75,15 +81,15 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    const auto chosen = app.get_subcommands();
-    write_out(chosen.empty() ? app.help() : chosen[0]->help());
+    write_out(named().first->help());
     return check_output();
   } catch (const CLI::CallForVersion& error) {
     write_out(str_cat(error.what(), "\n"));
     return check_output();
   } catch (const CLI::ParseError& error) {
-    return fail(invalid_argument(error.what(), "; see `", help_of(), "`"),
-                kWrongUse);
+    return fail(
+        invalid_argument(error.what(), "; see `", named().second, " --help`"),
+        kWrongUse);
   }
   return run();
 }

@@ -2,6 +2,8 @@
 #ifndef COSFORMER_TRAIN_H_
 #define COSFORMER_TRAIN_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -135,6 +137,39 @@ Result<EvalResult> evaluate(const std::string& model_dir,
 
 // Draws loss.png from a run's metrics.jsonl through gnuplot.
 Status plot_run(const std::string& run_dir, const std::string& png_path);
+
+// What plot_attention shows.
+struct AttentionPlotOptions {
+  int64_t max_tokens = 64;      // of the text; the rest is left out
+  std::vector<int64_t> layers;  // empty = all
+  std::vector<int64_t> heads;   // empty = all
+};
+// Heat maps of the weights w_ij / norm_i of a model folder on a text, a row of
+// pictures a layer and a column a head, queries downwards. Returns how many
+// tokens it shows.
+Result<int64_t> plot_attention(const std::string& model_folder,
+                               const std::string& text,
+                               const AttentionPlotOptions& options,
+                               const std::string& png_path);
+
+// What plot_profile shows, distances in tokens.
+struct ProfileOptions {
+  int64_t max_distance = 1024;
+  std::vector<int64_t> reweight_lens{256, 512, 1024};  // M of the cosine
+  int64_t window = 256, dilation = 4;
+  int64_t relative_buckets = 32, relative_distance = 128;  // T5
+  bool bidirectional = false;
+  at::Tensor relative_bias;  // [relative_buckets, heads] as learned, or none:
+                             // then the bucket numbers are shown
+  int64_t rotary_dim = 64;
+  std::vector<double> rotary_bases{1e4, 5e5};
+};
+// What a model folder's config (and its T5 bias) says of these, the defaults
+// for the rest.
+Result<ProfileOptions> profile_of_model(const std::string& model_folder);
+// The weight against distance, a picture of four: cosine, window, T5 bias,
+// rotary.
+Status plot_profile(const ProfileOptions& options, const std::string& png_path);
 
 }  // namespace cosformer
 

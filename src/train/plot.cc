@@ -1,14 +1,6 @@
-// loss.png of a run: gnuplot draws, fed through a pipe.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// loss.png of a run.
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <iomanip>
 #include <limits>
 #include <sstream>
@@ -16,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "train/gnuplot.h"
 #include "train/metrics.h"
 
 namespace cosformer {
@@ -78,16 +71,6 @@ void append_block(std::ostringstream& out, const char* name,
   out << "END\n";
 }
 
-// A string of gnuplot. Single quotes: within double ones it runs `commands`.
-std::string quoted(const std::string& text) {
-  std::string out = "'";
-  for (const char c : text) {
-    if (c == '\'') out += '\'';
-    if (c != '\n') out += c;
-  }
-  return out + "'";
-}
-
 // A log axis of losses spans less than a decade: round values at even steps.
 // Gnuplot chooses them for the huge losses of a run that diverged.
 std::string tics_of(double low, double high) {
@@ -127,11 +110,7 @@ std::string script_of(const Curves& curves, const std::string& png) {
   append_block(out, "train", curves.train);
   append_block(out, "smooth", smoothed(curves.train));
   append_block(out, "validation", curves.validation);
-  out << "set terminal pngcairo size 1400,900 font 'DejaVu Sans,18' "
-         "background rgb 'white'\n"
-      << "set output " << quoted(png) << "\n"
-      << "set border 3 lc rgb '#555555' lw 1.5\n"
-      << "set tics nomirror out scale 0.6 tc rgb '#333333'\n"
+  out << gnuplot_header(1400, 900, 18, png)
       << "set grid ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
       << "set lmargin 10\nset rmargin 4\n"
       << "set xlabel 'step' tc rgb '#333333'\n"
@@ -193,39 +172,9 @@ Status plot_run(const std::string& run_dir, const std::string& png_path) {
                             "of type train or eval: train longer than "
                             "train.log_every steps");
   }
-  // Drawn beside its place and renamed: an old plot stays until it is replaced.
-  const std::string temporary = png_path + ".tmp";
-  const std::string script = script_of(curves, temporary);
-  FILE* gnuplot = ::popen("exec gnuplot 2>/dev/null", "w");
-  if (gnuplot == nullptr) {
-    return io_error("gnuplot: cannot start: ", strerror(errno));
-  }
-  // A gnuplot that is not there closes the pipe: an error, not a signal.
-  struct sigaction ignore{}, before{};
-  ignore.sa_handler = SIG_IGN;
-  ::sigaction(SIGPIPE, &ignore, &before);
-  (void)std::fwrite(script.data(), 1, script.size(), gnuplot);
-  const int status = ::pclose(gnuplot);
-  ::sigaction(SIGPIPE, &before, nullptr);
-  std::error_code error;
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
-    return not_found(
-        "gnuplot: not found, so there is no plot: install gnuplot (Debian: "
-        "gnuplot-nox) and run `cosformer plot ",
-        run_dir, "`");
-  }
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0 ||
-      std::filesystem::file_size(temporary, error) == 0 || error) {
-    std::filesystem::remove(temporary, error);
-    return io_error("gnuplot: failed on ", png_path,
-                    ": it needs the pngcairo terminal and a folder that it "
-                    "may write to");
-  }
-  std::filesystem::rename(temporary, png_path, error);
-  if (error) {
-    return io_error(png_path, ": cannot write: ", error.message());
-  }
-  return {};
+  return draw_with_gnuplot(
+      png_path, str_cat("`cosformer plot ", run_dir, "`"),
+      [&](const std::string& output) { return script_of(curves, output); });
 }
 
 }  // namespace cosformer

@@ -188,6 +188,34 @@ def test_plot_alone(program, trained, tmp_path):
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def png_size(path):
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG")
+    return struct.unpack(">II", data[16:24])
+
+
+def test_plot_attention(program, trained, tmp_path):
+    whole, part = tmp_path / "whole.png", tmp_path / "part.png"
+    done = program.ok("plot", "attention", trained, "--text", "the cat sat", "--out", whole)
+    assert done.stdout == f"{whole}\n" and "the first 11 tokens" in done.stderr
+    program.ok(
+        *("plot", "attention", trained, "--text", "the cat sat", "--out", part),
+        *("--heads", "1", "--tokens", "5"),
+    )
+    # A picture a layer and head: one of the two heads takes about half the width.
+    (width, height), (part_width, part_height) = png_size(whole), png_size(part)
+    assert part_height == height and part_width < 0.6 * width
+    assert whole.read_bytes() != part.read_bytes()
+
+
+def test_plot_profile(program, trained, tmp_path):
+    usual, other = tmp_path / "usual.png", tmp_path / "other.png"
+    assert program.ok("plot", "profile", "--out", usual).stdout == f"{usual}\n"
+    program.ok("plot", "profile", trained, "--out", other)
+    assert png_size(usual) == png_size(other)
+    assert usual.read_bytes() != other.read_bytes()
+
+
 def test_no_gnuplot_no_harm(program, tmp_path):
     run = tmp_path / "run"
     done = program.ok(

@@ -70,6 +70,25 @@ def test_wrong_config(program, tmp_path, name):
     assert not (tmp_path / "run").exists()
 
 
+def test_wrong_plots(program, trained, tmp_path):
+    attention = ("plot", "attention", trained, "--out", tmp_path / "x.png", "--text", "the cat")
+    cases = {
+        ("plot",): (2, ("no RUN",)),
+        ("plot", "attention", trained): (2, ("no text", "--text")),
+        ("plot", "attention", tmp_path, "--text", "a"): (1, ("config.json",)),
+        (*attention, "--heads", "9"): (1, ("head is 9", "expected 0 to")),
+        (*attention, "--layers", "-1"): (1, ("layer is -1",)),
+        (*attention, "--tokens", "0"): (1, ("max_tokens is 0",)),
+        ("plot", "profile", "--reweight-len", "0"): (1, ("reweight_len is 0", "positive")),
+        ("plot", "profile", "--distance", "99999999"): (1, ("max_distance is 99999999",)),
+        ("plot", "profile", "--out", tmp_path / "no" / "x.png"): (1, ("gnuplot: failed",)),
+        ("plot", "profile", "--reweight", "5"): (2, ("cosformer plot profile --help",)),
+    }
+    for command, (status, parts) in cases.items():
+        check_error(program(*command), status, *parts)
+    assert not (tmp_path / "x.png").exists()
+
+
 def train_on(program, data, out, *more):
     return program("train", "tiny.toml", "--data", data, "--out", out, *more)
 
