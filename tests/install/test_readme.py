@@ -41,7 +41,9 @@ def test_python_program():
 def test_program_commands(tmp_path):
     """The program's commands, in order, on the README itself as text and three steps."""
     commands = re.findall(r"^    (cosformer .*?)(?:\s+#.*)?$", README, re.M)
-    assert [shlex.split(c)[1] for c in commands] == ["train", "train", "eval", "generate", "info"]
+    assert [shlex.split(c)[1] for c in commands] == [
+        *("train", "train", "eval", "generate", "info", "plot", "plot"),
+    ]
     short = (
         "--set train.steps=3 --set train.context=32 --set model.max_len=64 --set train.batch_size=2"
     )
