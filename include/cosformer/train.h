@@ -156,7 +156,7 @@ Result<int64_t> plot_attention(const std::string& model_folder,
 struct ProfileOptions {
   int64_t max_distance = 1024;
   std::vector<int64_t> reweight_lens{256, 512, 1024};  // M of the cosine
-  int64_t window = 256, dilation = 4;
+  int64_t window = 16, dilation = 4;
   int64_t relative_buckets = 32, relative_distance = 128;  // T5
   bool bidirectional = false;
   at::Tensor relative_bias;  // [relative_buckets, heads] as learned, or none:

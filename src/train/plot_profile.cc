@@ -30,6 +30,7 @@ struct Panel {
   std::string title, ylabel, extra;  // extra: lines of gnuplot before the plot
   std::vector<Curve> curves;
   bool steps = false;
+  int64_t most = 0;  // the longest distance shown; 0 = options.max_distance
 };
 
 Panel cosine_panel(const ProfileOptions& options) {
@@ -43,21 +44,24 @@ Panel cosine_panel(const ProfileOptions& options) {
     }
     panel.curves.push_back(std::move(curve));
   }
-  panel.extra = "set yrange [-1.05:1.05]\n";
+  panel.extra = "set yrange [-1.05:1.3]\n";
   return panel;
 }
 
 Panel window_panel(const ProfileOptions& options) {
   Panel panel{"Windows: seen (1) or not (0)",
               "factor of the weight",
-              "set yrange [-0.05:1.15]\n",
+              "set yrange [-0.05:1.3]\n",
               {},
-              true};
+              true,
+              // Close enough to tell one token from the next.
+              std::min(options.max_distance,
+                       options.window * options.dilation * 5 / 4 + 1)};
   const auto curve = [&](int64_t dilation) {
     Curve out{str_cat("window ", options.window,
                       dilation > 1 ? str_cat(", dilation ", dilation) : ""),
               {}};
-    for (int64_t d = 0; d <= options.max_distance; ++d) {
+    for (int64_t d = 0; d <= panel.most; ++d) {
       out.y.push_back(
           d % dilation == 0 && d / dilation <= options.window ? 1.0 : 0.0);
     }
@@ -123,7 +127,8 @@ Panel rotary_panel(const ProfileOptions& options) {
   return panel;
 }
 
-void append_panel(std::ostringstream& out, const Panel& panel, int index) {
+void append_panel(std::ostringstream& out, const Panel& panel,
+                  int64_t max_distance, int index) {
   for (size_t c = 0; c < panel.curves.size(); ++c) {
     out << "$p" << index << "c" << c << " << END\n";
     const auto& y = panel.curves[c].y;
@@ -132,7 +137,8 @@ void append_panel(std::ostringstream& out, const Panel& panel, int index) {
   }
   out << "set title " << quoted(panel.title) << " noenhanced font ',18'\n"
       << "set xlabel 'distance (tokens)'\nset ylabel " << quoted(panel.ylabel)
-      << " noenhanced\nset autoscale y\n"
+      << " noenhanced\nset autoscale y\nset xrange [0:"
+      << (panel.most > 0 ? panel.most : max_distance) << "]\n"
       << panel.extra << "plot 0 with lines lw 1 lc rgb '#999999' notitle";
   for (size_t c = 0; c < panel.curves.size(); ++c) {
     out << ", $p" << index << "c" << c << " with "
@@ -147,13 +153,13 @@ std::string script_of(const ProfileOptions& options, const std::string& png) {
   std::ostringstream out;
   out << std::setprecision(8) << gnuplot_header(1800, 1200, 15, png)
       << "set grid ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
-      << "set key top right spacing 1.2 samplen 2 tc rgb '#333333'\n"
-      << "set xrange [0:" << options.max_distance << "]\n"
+      << "set key top right horizontal maxrows 1 samplen 2 tc rgb "
+         "'#333333'\n"
       << "set multiplot layout 2,2\n";
   int index = 0;
   for (const Panel& panel : {cosine_panel(options), window_panel(options),
                              t5_panel(options), rotary_panel(options)}) {
-    append_panel(out, panel, index++);
+    append_panel(out, panel, options.max_distance, index++);
   }
   out << "unset multiplot\n";
   return out.str();
