@@ -406,8 +406,11 @@ class ForwardRun {
   void finish() {
     const Tag<T> d;
     for (int64_t t = 0; t < rows_; ++t) {
-      s_.total[t] =
-          hn::GetLane(hn::SumOfLanes(d, hn::Load(d, s_.sums + t * kLane)));
+      // A softmax of infinities and NaN is none.
+      s_.total[t] = s_.seen[t] == kNothingFinite
+                        ? std::numeric_limits<T>::quiet_NaN()
+                        : hn::GetLane(hn::SumOfLanes(
+                              d, hn::Load(d, s_.sums + t * kLane)));
     }
     if (call_.log_sum_exp != nullptr) store_log_sums();
     const T kept = static_cast<T>(1 / (1 - call_.options.dropout_p));

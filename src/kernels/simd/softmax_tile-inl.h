@@ -175,46 +175,48 @@ HWY_INLINE void scores(const ScoreTile<T>& tile, Vec<T>* acc) {
 
 inline constexpr double kLargeSum = 1073741824.0;  // 2^30
 
-// Row r from its scores less its reference, where they rose far or are not
+// Row r from its raw scores, where they rose far above its reference or are not
 // finite. bits: what counts.
 template <typename T>
 HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
-                            uint64_t bits, T* HWY_RESTRICT scores) {
+                            uint64_t bits, const T* HWY_RESTRICT scores) {
   constexpr int64_t kLane = kLanes<T>;
   const auto counts = [&](int64_t j) { return (bits >> j & 1) != 0; };
   T* HWY_RESTRICT weights = tile.weights + r * kForwardKeys;
   T* HWY_RESTRICT sums = tile.sums + r * kLane;
-  T largest = 0;
+  T& reference = tile.reference[r];
+  T largest = reference;
   for (int64_t j = 0; j < keys; ++j)
     if (counts(j) && scores[j] > largest) largest = scores[j];
-  if (largest > T{0}) {
-    const T raised = tile.reference[r] + largest;
-    const T by = raised - tile.reference[r];
-    tile.reference[r] = raised;
-    const T factor = std::exp2(-by);
+  if (largest > reference) {
+    const T factor = std::exp2(reference - largest);
+    reference = largest;
     for (int64_t c = 0; c < kLane; ++c) sums[c] *= factor;
     if (tile.out != nullptr) {
       T* HWY_RESTRICT out = tile.out + r * tile.out_stride;
       for (int64_t c = 0; c < tile.out_stride; ++c) out[c] *= factor;
     }
     for (int64_t j = -tile.before; j < 0; ++j) weights[j] *= factor;
-    for (int64_t j = 0; j < keys; ++j) scores[j] -= by;
   }
   for (int64_t j = 0; j < keys; ++j) {
-    weights[j] = counts(j) ? std::exp2(scores[j]) : T{0};
+    weights[j] = counts(j) ? std::exp2(scores[j] - reference) : T{0};
     sums[j % kLane] += weights[j];
   }
 }
 
-// A tile of which some rows sum to too much: theirs anew, and the others'
-// sums, whose weights stand.
+// A tile of which some rows sum to too much: theirs anew, from scores without a
+// reference, which may be so far off that what is left of them is rounding; and
+// the others' sums, whose weights stand.
 template <typename T, int kVectors>
 HWY_NOINLINE void raise_rows(const ScoreTile<T>& tile, bool masked) {
   constexpr int kRows = kSoftmaxRows;
   constexpr int64_t kLane = kLanes<T>;
   const Tag<T> d;
+  T nothing[kRows] = {};
+  ScoreTile<T> raw = tile;
+  raw.reference = nothing;
   Vec<T> acc[kRows * kVectors];
-  scores<T, kVectors>(tile, acc);
+  scores<T, kVectors>(raw, acc);
   HWY_ALIGN T stored[kRows * kVectors * kLane];
   unroll<kRows * kVectors>([&](auto i) COSFORMER_LAMBDA {
     hn::Store(acc[i], d, stored + i * kLane);
