@@ -4,6 +4,7 @@
 //
 //   bench_long_context [KIND...]     --quick: 1/8 of the lengths
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/alloc_cpu.h>
 #include <torch/torch.h>
 
 #include <algorithm>

@@ -332,15 +332,18 @@ Result<TokenDataset> TokenDataset::prepare(
     if (auto impl = open(own_stem, true)) return TokenDataset(std::move(impl));
   }
   COSFORMER_RETURN_IF_ERROR(files::make_folders(config.cache_dir));
-  // Another process may put a cache of other sources in between: try again.
-  for (int attempt = 0; attempt < 3; ++attempt) {
+  // Another process may put a cache of other sources in between, or clear the
+  // folder: try again.
+  constexpr int kAttempts = 8;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
     Builder builder(wanted, is_folder, tokenizer, progress);
     COSFORMER_RETURN_IF_ERROR(builder.build(own_stem));
     if (auto impl = open(own_stem, false)) return TokenDataset(std::move(impl));
   }
   return data_loss("the cache '", own_stem,
-                   ".tokens' was damaged right after it was written, three "
-                   "times: another process writes there, or the disk fails");
+                   ".tokens' was damaged right after it was written, ",
+                   kAttempts,
+                   " times: another process writes there, or the disk fails");
 }
 
 std::shared_ptr<const Tokenizer> TokenDataset::tokenizer() const {
