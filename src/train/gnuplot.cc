@@ -35,7 +35,8 @@ Status draw_with_gnuplot(
     const std::function<std::string(const std::string& output)>& script_for) {
   const std::string temporary = png_path + ".tmp";
   const std::string script = script_for(temporary);
-  FILE* gnuplot = ::popen("exec gnuplot 2>/dev/null", "w");
+  // Where it cannot write its output it would fall back to stdout.
+  FILE* gnuplot = ::popen("exec gnuplot >/dev/null 2>&1", "w");
   if (gnuplot == nullptr) {
     return io_error("gnuplot: cannot start: ", strerror(errno));
   }
