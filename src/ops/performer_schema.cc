@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "ops/find_operator.h"
 #include "ops/performer_call.h"
 
 namespace cosformer::ops {
@@ -36,8 +37,7 @@ void implement(torch::Library& m) {
 PerformerOutputs call_performer(const PerformerCall& c, const PerformerSpec& s,
                                 ForwardWanted wanted) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::performer_attention", "")
+      find_operator("cosformer::performer_attention")
           .typed<PerformerForwardKernel<performer_cpu>::Signature>();
   return op.call(c.q, c.k, c.v, c.projection, c.q_start, c.kv_start, c.key_mask,
                  c.query_mask, c.cu_seqlens_q, c.cu_seqlens_k, c.kv_state,
@@ -49,8 +49,7 @@ PerformerOutputs call_performer(const PerformerCall& c, const PerformerSpec& s,
 PerformerBackwardOutputs call_performer_backward(const PerformerGradients& g,
                                                  const PerformerCall& c) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::performer_attention_backward", "")
+      find_operator("cosformer::performer_attention_backward")
           .typed<PerformerBackwardKernel<performer_backward_cpu>::Signature>();
   return op.call(g.d_out, g.d_kv_state, g.d_k_sum, g.out, g.log_denominator,
                  g.needs, c.q, c.k, c.v, c.projection, c.q_start, c.kv_start,
@@ -62,8 +61,7 @@ PerformerBackwardOutputs call_performer_backward(const PerformerGradients& g,
 at::Tensor call_performer_decode_step(const PerformerDecodeCall& c,
                                       const PerformerSpec& s) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::performer_attention_decode_step_", "")
+      find_operator("cosformer::performer_attention_decode_step_")
           .typed<PerformerDecodeKernel<performer_decode_cpu>::Signature>();
   return op.call(c.q, c.k, c.v, c.projection, c.kv_state, c.k_sum, c.log_scale,
                  c.position, c.start, c.key_mask, s.kind, s.feature_map);

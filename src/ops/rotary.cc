@@ -11,6 +11,7 @@
 #include "ops/autograd_util.h"
 #include "ops/errors.h"
 #include "ops/executor.h"
+#include "ops/find_operator.h"
 #include "ops/views.h"
 
 namespace cosformer::ops {
@@ -94,9 +95,8 @@ class ApplyRotary : public torch::autograd::Function<ApplyRotary> {
 at::Tensor call_rotary(const at::Tensor& x, const OptionalTensor& positions,
                        c10::SymInt start, double base, bool interleaved,
                        bool inverse) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("cosformer::apply_rotary", "")
-                             .typed<RotarySignature>();
+  static const auto op =
+      find_operator("cosformer::apply_rotary").typed<RotarySignature>();
   return op.call(x, positions, std::move(start), base, interleaved, inverse);
 }
 

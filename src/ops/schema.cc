@@ -1,12 +1,13 @@
 // The operators' schemas and which implementation serves which dispatch key.
-// The only file with registrations: linking anything of this library brings
-// them all.
+// The only file with registrations: find_operator, through which every call
+// goes, brings them into a program.
 #include <torch/library.h>
 
 #include <string>
 
 #include "cosformer/kernels.h"
 #include "ops/decode_step.h"
+#include "ops/find_operator.h"
 #include "ops/linear_call.h"
 #include "ops/linear_state.h"
 #include "ops/performer_schema.h"
@@ -47,8 +48,7 @@ constexpr char kSpecArguments[] =
 at::Tensor call_decode_step(const DecodeCall& c, const StateSpec& s) {
   using Signature = DecodeKernel<decode_step_cpu>::Signature;
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::linear_attention_decode_step_", "")
+      find_operator("cosformer::linear_attention_decode_step_")
           .typed<Signature>();
   return op.call(c.q, c.k, c.v, c.kv_state, c.k_sum, c.position, c.start,
                  c.key_mask, c.query_mask, c.feature_map, c.reweight_len,
@@ -61,9 +61,7 @@ ForwardOutputs call_forward(const LinearCall& c, const StateSpec& s,
                             ForwardWanted wanted) {
   using Signature = ForwardKernel<forward_cpu>::Signature;
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::linear_attention", "")
-          .typed<Signature>();
+      find_operator("cosformer::linear_attention").typed<Signature>();
   return op.call(c.q, c.k, c.v, c.q_start, c.kv_start, c.key_mask, c.query_mask,
                  c.cu_seqlens_q, c.cu_seqlens_k, c.kv_state, c.k_sum,
                  c.state_start, c.state_position, c.feature_map, c.reweight_len,
@@ -76,15 +74,17 @@ ForwardOutputs call_forward(const LinearCall& c, const StateSpec& s,
 BackwardOutputs call_backward(const LinearGradients& g, const LinearCall& c) {
   using Signature = BackwardKernel<backward_cpu>::Signature;
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::linear_attention_backward", "")
-          .typed<Signature>();
+      find_operator("cosformer::linear_attention_backward").typed<Signature>();
   return op.call(g.d_out, g.d_kv_state, g.d_k_sum, g.out, g.denominator,
                  g.needs, c.q, c.k, c.v, c.q_start, c.kv_start, c.key_mask,
                  c.query_mask, c.cu_seqlens_q, c.cu_seqlens_k, c.kv_state,
                  c.k_sum, c.state_start, c.state_position, c.feature_map,
                  c.reweight_len, c.is_causal, c.normalizer, c.eps,
                  c.rotary_base, c.rotary_interleaved);
+}
+
+c10::OperatorHandle find_operator(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
 TORCH_LIBRARY(cosformer, m) {

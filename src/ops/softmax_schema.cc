@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "ops/find_operator.h"
 #include "ops/softmax_call.h"
 #include "ops/softmax_kinds.h"
 
@@ -94,10 +95,8 @@ at::Tensor call_block_mask(int64_t num_heads, int64_t num_blocks,
                            int64_t first_global_blocks,
                            int64_t last_global_blocks, bool is_causal,
                            int64_t seed, std::optional<at::Device> device) {
-  static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::bigbird_block_mask", "")
-          .typed<BlockMaskSignature>();
+  static const auto op = find_operator("cosformer::bigbird_block_mask")
+                             .typed<BlockMaskSignature>();
   return op.call(num_heads, num_blocks, num_random_blocks, window_blocks,
                  first_global_blocks, last_global_blocks, is_causal, seed,
                  device);
@@ -105,8 +104,7 @@ at::Tensor call_block_mask(int64_t num_heads, int64_t num_blocks,
 
 SoftmaxOutputs call_softmax(const SoftmaxCall& c, bool return_log_sum_exp) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::softmax_attention", "")
+      find_operator("cosformer::softmax_attention")
           .typed<SoftmaxForwardKernel<softmax_cpu>::Signature>();
   return op.call(c.q, c.k, c.v, c.q_start, c.kv_start, c.key_mask, c.query_mask,
                  c.cu_seqlens_q, c.cu_seqlens_k, c.global_mask, c.block_mask,
@@ -118,8 +116,7 @@ SoftmaxOutputs call_softmax(const SoftmaxCall& c, bool return_log_sum_exp) {
 SoftmaxBackwardOutputs call_softmax_backward(const SoftmaxGradients& g,
                                              const SoftmaxCall& c) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::softmax_attention_backward", "")
+      find_operator("cosformer::softmax_attention_backward")
           .typed<SoftmaxBackwardKernel<softmax_backward_cpu>::Signature>();
   return op.call(g.d_out, g.out, g.log_sum_exp, g.needs, c.q, c.k, c.v,
                  c.q_start, c.kv_start, c.key_mask, c.query_mask,
@@ -131,8 +128,7 @@ SoftmaxBackwardOutputs call_softmax_backward(const SoftmaxGradients& g,
 
 at::Tensor call_softmax_decode(const SoftmaxDecodeCall& c) {
   static const auto op =
-      c10::Dispatcher::singleton()
-          .findSchemaOrThrow("cosformer::softmax_attention_decode_step_", "")
+      find_operator("cosformer::softmax_attention_decode_step_")
           .typed<SoftmaxDecodeKernel<softmax_decode_cpu>::Signature>();
   return op.call(c.q, c.k, c.v, c.keys, c.values, c.position, c.start,
                  c.cache_mask, c.query_mask, c.global_mask, c.block_mask,
