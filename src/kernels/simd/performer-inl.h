@@ -70,8 +70,10 @@ struct PerformerEntry {
 
   static void pack(DType dtype, const void* data, int64_t first, int64_t stride,
                    uint64_t valid, int64_t n, int64_t dim, T* out) {
-    pack_rows<T>(FeatureMap::kIdentity, dtype, Rows{data, first, stride}, valid,
-                 round_up(n, 4), dim, out, padded(dim));
+    // Rows that only fill up the last tile are not there to read.
+    const uint64_t there = n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0};
+    pack_rows<T>(FeatureMap::kIdentity, dtype, Rows{data, first, stride},
+                 valid & there, round_up(n, 4), dim, out, padded(dim));
   }
 
   static void write(DType dtype, const T* in, uint64_t written, uint64_t live,
