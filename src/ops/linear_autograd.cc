@@ -7,11 +7,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <vector>
+#include <array>
 
 #include "ops/autograd_util.h"
 #include "ops/linear_call.h"
 #include "ops/linear_portable.h"
+#include "ops/second_order.h"
 
 namespace cosformer::ops {
 namespace {
@@ -44,7 +45,7 @@ class SavedCall {
   // saved: what get_saved_variables gave, the call's tensors from `first` on.
   SavedCall(AutogradContext* ctx, const variable_list& saved, size_t first) {
     for (size_t i = 0; i < kTensors; ++i) {
-      if (saved[first + i].defined()) tensors_[i] = saved[first + i];
+      tensors_[i] = if_defined(saved[first + i]);
     }
     options_ = ctx->saved_data["options"].toTuple();
   }
@@ -180,43 +181,9 @@ class LinearAttentionBackward
     const LinearCall traced = call.on(q, k, v, kv_state, k_sum);
     const variable_list first =
         gradients_of(traced, d_out, d_kv_state, d_k_sum);
-
-    // Of the first-order gradients that somebody used, with respect to all that
-    // they are made of.
-    variable_list roots, root_gradients;
-    for (size_t i = 0; i < first.size(); ++i) {
-      if (!grads[i].defined() || !first[i].defined() ||
-          !first[i].requires_grad()) {
-        continue;
-      }
-      roots.push_back(first[i]);
-      root_gradients.push_back(grads[i]);
-    }
-    variable_list result(10), inputs;
-    std::vector<size_t> places;
-    size_t edge = 0;
-    const auto want = [&](const at::Tensor& input, size_t place) {
-      if (!ctx->needs_input_grad(edge++)) return;
-      inputs.push_back(input);
-      places.push_back(place);
-    };
-    const auto want_optional = [&](const OptionalTensor& input, size_t place) {
-      if (input) want(*input, place);
-    };
-    want_optional(d_out, 0);
-    want_optional(d_kv_state, 1);
-    want_optional(d_k_sum, 2);
-    want(q, 3);
-    want(k, 4);
-    want(v, 5);
-    want_optional(kv_state, 6);
-    want_optional(k_sum, 7);
-    if (roots.empty() || inputs.empty()) return result;
-    const variable_list second = torch::autograd::grad(
-        roots, inputs, root_gradients, /*retain_graph=*/create_graph,
-        create_graph, /*allow_unused=*/true);
-    for (size_t i = 0; i < places.size(); ++i) result[places[i]] = second[i];
-    return result;
+    return second_order(ctx, first, grads,
+                        {d_out, d_kv_state, d_k_sum, q, k, v, kv_state, k_sum},
+                        /*results=*/10, create_graph);
   }
 
  private:

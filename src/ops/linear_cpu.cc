@@ -1,8 +1,8 @@
 // The linear attention operators on CPU tensors: views and buffers for the
 // kernels, nothing else.
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "ops/backward_buffers.h"
 #include "ops/cpu_inputs.h"
 #include "ops/errors.h"
 #include "ops/executor.h"
@@ -11,11 +11,6 @@
 
 namespace cosformer::ops {
 namespace {
-
-// Without the dispatcher, whose share of a short call would show.
-at::Tensor empty(at::IntArrayRef size, const at::TensorOptions& options) {
-  return at::detail::empty_cpu(size, options);
-}
 
 bool is_normalized(const LinearCall& call) { return call.normalizer == "sum"; }
 
@@ -75,51 +70,24 @@ BackwardOutputs backward_cpu(const LinearGradients& gradients,
                                ? dense_rows(*gradients.d_out, d_out_holder)
                                : at::zeros(gradients.out.sizes(), same);
   const at::Tensor& out = dense_rows(gradients.out, out_holder);
-  at::Tensor denominator, d_kv_state, d_k_sum;
-  ConstLinearStateView d_state_out;
+  at::Tensor denominator;
   if (is_normalized(call)) denominator = gradients.denominator.contiguous();
-  if (gradients.d_kv_state || gradients.d_k_sum) {
-    const int64_t rows = inputs.rows(), kv_heads = call.k.size(2);
-    const int64_t features = call.k.size(3) * (call.reweight_len ? 2 : 1);
-    d_kv_state = gradients.d_kv_state
-                     ? gradients.d_kv_state->contiguous()
-                     : at::zeros({rows, kv_heads, features, call.v.size(3)},
-                                 accumulation);
-    d_k_sum = gradients.d_k_sum
-                  ? gradients.d_k_sum->contiguous()
-                  : at::zeros({rows, kv_heads, features}, accumulation);
-    d_state_out.kv_state = d_kv_state.const_data_ptr();
-    d_state_out.k_sum = d_k_sum.const_data_ptr();
-  }
-
-  const auto gradient_of = [](bool needed, const at::Tensor& tensor) {
-    return needed ? empty(tensor.sizes(), tensor.options())
-                  : empty({0}, tensor.options());
-  };
+  const int64_t features = call.k.size(3) * (call.reweight_len ? 2 : 1);
+  StateGradients state(
+      gradients.d_kv_state, gradients.d_k_sum,
+      {inputs.rows(), call.k.size(2), features, call.v.size(3)}, accumulation);
+  if (call.kv_state && (gradients.needs[3] || gradients.needs[4]))
+    state.want(*call.kv_state, *call.k_sum);
   at::Tensor dq = gradient_of(gradients.needs[0], call.q);
   at::Tensor dk = gradient_of(gradients.needs[1], call.k);
   at::Tensor dv = gradient_of(gradients.needs[2], call.v);
-  const bool needs_state =
-      call.kv_state && (gradients.needs[3] || gradients.needs[4]);
-  at::Tensor d_kv_in = empty({0}, accumulation);
-  at::Tensor d_k_sum_in = empty({0}, accumulation);
-  LinearStateView d_state_in;
-  if (needs_state) {
-    d_kv_in = empty(call.kv_state->sizes(), accumulation);
-    d_k_sum_in = empty(call.k_sum->sizes(), accumulation);
-    d_state_in.kv_state = d_kv_in.mutable_data_ptr();
-    d_state_in.k_sum = d_k_sum_in.mutable_data_ptr();
-  }
-  const auto target = [](bool needed, at::Tensor& tensor) {
-    return needed ? mutable_view(tensor) : View4{};
-  };
   throw_if_error(linear_attention_backward(
       kernel_options(call), inputs.inputs(), view(out),
       is_normalized(call) ? denominator.const_data_ptr() : nullptr, view(d_out),
-      d_state_out, target(gradients.needs[0], dq),
+      state.out(), target(gradients.needs[0], dq),
       target(gradients.needs[1], dk), target(gradients.needs[2], dv),
-      d_state_in, torch_executor()));
-  return {dq, dk, dv, d_kv_in, d_k_sum_in};
+      state.in(), torch_executor()));
+  return {dq, dk, dv, state.d_kv_in(), state.d_k_sum_in()};
 }
 
 }  // namespace cosformer::ops

@@ -6,13 +6,13 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-#include <vector>
+#include <array>
 
 #include "ops/autograd_util.h"
 #include "ops/errors.h"
 #include "ops/performer_call.h"
 #include "ops/performer_portable.h"
+#include "ops/second_order.h"
 
 namespace cosformer::ops {
 namespace {
@@ -165,44 +165,10 @@ class PerformerBackward : public torch::autograd::Function<PerformerBackward> {
     const variable_list first =
         portable_performer_gradients(traced, d_out, d_kv_state, d_k_sum,
                                      /*create_graph=*/true);
-
-    // Of the first-order gradients that somebody used, with respect to all that
-    // they are made of.
-    variable_list roots, root_gradients;
-    for (size_t i = 0; i < first.size(); ++i) {
-      if (!grads[i].defined() || !first[i].defined() ||
-          !first[i].requires_grad()) {
-        continue;
-      }
-      roots.push_back(first[i]);
-      root_gradients.push_back(grads[i]);
-    }
-    variable_list result(11), inputs;
-    std::vector<size_t> places;
-    size_t edge = 0;
-    const auto want = [&](const at::Tensor& input, size_t place) {
-      if (!ctx->needs_input_grad(edge++)) return;
-      inputs.push_back(input);
-      places.push_back(place);
-    };
-    const auto want_optional = [&](const OptionalTensor& input, size_t place) {
-      if (input) want(*input, place);
-    };
-    want_optional(d_out, 0);
-    want_optional(d_kv_state, 1);
-    want_optional(d_k_sum, 2);
-    want(q, 3);
-    want(k, 4);
-    want(v, 5);
-    want(projection, 6);
-    want_optional(kv_state, 7);
-    want_optional(k_sum, 8);
-    if (roots.empty() || inputs.empty()) return result;
-    const variable_list second = torch::autograd::grad(
-        roots, inputs, root_gradients, /*retain_graph=*/create_graph,
-        create_graph, /*allow_unused=*/true);
-    for (size_t i = 0; i < places.size(); ++i) result[places[i]] = second[i];
-    return result;
+    return second_order(
+        ctx, first, grads,
+        {d_out, d_kv_state, d_k_sum, q, k, v, projection, kv_state, k_sum},
+        /*results=*/11, create_graph);
   }
 };
 

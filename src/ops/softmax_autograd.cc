@@ -6,10 +6,11 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <vector>
+#include <array>
 
 #include "ops/autograd_util.h"
 #include "ops/errors.h"
+#include "ops/second_order.h"
 #include "ops/softmax_call.h"
 #include "ops/softmax_portable.h"
 
@@ -159,32 +160,8 @@ class SoftmaxAttentionBackward
     const variable_list first = torch::autograd::grad(
         {out}, inputs, {d_out}, /*retain_graph=*/true, /*create_graph=*/true,
         /*allow_unused=*/true);
-
-    // Of the first-order gradients that somebody used, with respect to all that
-    // they are made of.
-    variable_list roots, root_gradients;
-    for (size_t i = 0; i < first.size(); ++i) {
-      if (!grads[i].defined() || !first[i].defined() ||
-          !first[i].requires_grad()) {
-        continue;
-      }
-      roots.push_back(first[i]);
-      root_gradients.push_back(grads[i]);
-    }
-    inputs.insert(inputs.begin(), d_out);
-    variable_list result(7), wanted;
-    std::vector<size_t> places;
-    for (size_t i = 0; i < inputs.size(); ++i) {
-      if (!ctx->needs_input_grad(i)) continue;
-      wanted.push_back(inputs[i]);
-      places.push_back(i);
-    }
-    if (roots.empty() || wanted.empty()) return result;
-    const variable_list second = torch::autograd::grad(
-        roots, wanted, root_gradients, /*retain_graph=*/create_graph,
-        create_graph, /*allow_unused=*/true);
-    for (size_t i = 0; i < places.size(); ++i) result[places[i]] = second[i];
-    return result;
+    return second_order(ctx, first, grads, {d_out, q, k, v, bias},
+                        /*results=*/7, create_graph);
   }
 };
 

@@ -1,8 +1,8 @@
 // The softmax attention operators on CPU tensors: views and buffers for the
 // kernels, nothing else.
-#include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty.h>
 
+#include "ops/backward_buffers.h"
 #include "ops/call_checks.h"
 #include "ops/errors.h"
 #include "ops/executor.h"
@@ -11,14 +11,6 @@
 #include "ops/softmax_inputs.h"
 
 namespace cosformer::ops {
-namespace {
-
-// Without the dispatcher, whose share of a short call would show.
-at::Tensor empty(at::IntArrayRef size, const at::TensorOptions& options) {
-  return at::detail::empty_cpu(size, options);
-}
-
-}  // namespace
 
 SoftmaxOutputs softmax_cpu(const SoftmaxCall& call, bool return_log_sum_exp) {
   check_softmax_call(call);
@@ -48,13 +40,6 @@ SoftmaxBackwardOutputs softmax_backward_cpu(const SoftmaxGradients& gradients,
   const at::Tensor& d_out = dense_rows(gradients.d_out, d_out_holder);
   const at::Tensor log_sum_exp = gradients.log_sum_exp.contiguous();
 
-  const auto gradient_of = [](bool needed, const at::Tensor& tensor) {
-    return needed ? empty(tensor.sizes(), tensor.options())
-                  : empty({0}, tensor.options());
-  };
-  const auto target = [](bool needed, const at::Tensor& tensor) {
-    return needed ? mutable_view(tensor) : View4{};
-  };
   const auto [needs_q, needs_k, needs_v, needs_bias] = gradients.needs;
   const at::Tensor dq = gradient_of(needs_q, call.q);
   const at::Tensor dk = gradient_of(needs_k, call.k);
