@@ -11,22 +11,19 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstdlib>
-#include <random>
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "benchmarks/fma_peak.h"
+#include "benchmarks/kernel_bench.h"
 #include "cosformer/kernels.h"
 
 namespace {
 
-using namespace cosformer;  // NOLINT: a program of one file
+using namespace cosformer;              // NOLINT: a program of one file
+using namespace cosformer::benchmarks;  // NOLINT
 
 constexpr int64_t kHeads = 16;
-
-enum class Pass { kForward, kBackward };
 
 struct Case {
   Isa isa;
@@ -35,47 +32,6 @@ struct Case {
   bool causal = true, cosine = true;
   Pass pass = Pass::kForward;
 };
-
-Isa isa_of(std::string_view name) {
-  return name == "avx512" ? Isa::kAvx512
-         : name == "avx2" ? Isa::kAvx2
-                          : Isa::kGeneric;
-}
-
-// A tensor [1, length, heads, dim] of random numbers, or of zeros.
-struct Tensor {
-  Tensor(DType dtype, int64_t length, int64_t heads, int64_t dim, int seed)
-      : buffer(static_cast<size_t>(length * heads * dim) * size_of(dtype)) {
-    view.data = buffer.data();
-    view.dtype = dtype;
-    view.size = {1, length, heads, dim};
-    view.stride = contiguous_strides(view.size);
-    const int64_t count = length * heads * dim;
-    std::mt19937 random(static_cast<unsigned>(seed));
-    for (int64_t i = 0; i < count; ++i) {
-      const float x = seed == 0
-                          ? 0.0f
-                          : static_cast<float>(random() % 65536) / 20000 - 1.6f;
-      if (dtype == DType::kFloat64) {
-        buffer.as<double>()[i] = x;
-      } else if (dtype == DType::kFloat32) {
-        buffer.as<float>()[i] = x;
-      } else {  // the upper half of a float32 is a bfloat16
-        buffer.as<uint16_t>()[i] =
-            static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
-      }
-    }
-  }
-  AlignedBuffer buffer;
-  View4 view;
-};
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x.empty() ? 0 : x[x.size() / 2];
-}
-
-double since(double start) { return benchmarks::thread_seconds() - start; }
 
 void attention(benchmark::State& state, Case c) {
   if (Status forced = force_isa(isa_name(c.isa)); !forced.ok()) {
@@ -119,23 +75,8 @@ void attention(benchmark::State& state, Case c) {
   const double operations = (c.pass == Pass::kForward ? 8 : 20) * d * (d + 1) *
                             static_cast<double>(c.length * c.heads) *
                             (c.cosine ? 1 : 0.5);
-  // Short runs are repeated between two measurements of the peak.
-  const int repeats = std::max(1, static_cast<int>(2e8 / operations));
-  std::vector<double> share, peaks;
-  for (auto _ : state) {
-    double peak = benchmarks::fma_peak(c.isa, is_double);
-    const double start = benchmarks::thread_seconds();
-    for (int i = 0; i < repeats; ++i)
-      if (!run().ok()) state.SkipWithError("kernel failed");
-    const double seconds = since(start) / repeats;
-    peak = 0.5 * (peak + benchmarks::fma_peak(c.isa, is_double));
-    state.SetIterationTime(seconds);
-    share.push_back(100 * operations / seconds / peak);
-    peaks.push_back(peak * 1e-9);
-  }
-  state.counters["state%"] = median(share);
-  state.counters["best%"] = *std::max_element(share.begin(), share.end());
-  state.counters["peak_GF/s"] = median(peaks);
+  measure_share(state, c.isa, is_double, operations, /*at_least=*/2e8, "state%",
+                run);
 }
 
 // One token of every head; against a loop that reads and writes the state.
@@ -168,7 +109,7 @@ void decode(benchmark::State& state, Isa isa, int64_t dim, int64_t rows) {
   constexpr int kSteps = 16;
   std::vector<double> share;
   for (auto _ : state) {
-    const double step = benchmarks::thread_seconds();
+    const double step = thread_seconds();
     for (int i = 0; i < kSteps; ++i) {
       if (!linear_attention_decode_step(options, inputs, view, out.view,
                                         serial_executor())
@@ -176,7 +117,7 @@ void decode(benchmark::State& state, Isa isa, int64_t dim, int64_t rows) {
         state.SkipWithError("kernel failed");
     }
     const double seconds = since(step) / kSteps;
-    const double loop = benchmarks::thread_seconds();
+    const double loop = thread_seconds();
     for (int i = 0; i < kSteps; ++i) {
       for (int64_t x = 0; x < count; ++x) values[x] *= 0.999f;
       benchmark::ClobberMemory();

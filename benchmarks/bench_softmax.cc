@@ -11,19 +11,17 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <bit>
-#include <random>
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "benchmarks/fma_peak.h"
+#include "benchmarks/kernel_bench.h"
 #include "cosformer/kernels.h"
 
 namespace {
 
-using namespace cosformer;  // NOLINT: a program of one file
-
-enum class Pass { kForward, kBackward };
+using namespace cosformer;              // NOLINT: a program of one file
+using namespace cosformer::benchmarks;  // NOLINT
 
 struct Case {
   std::string kind;  // causal, full, window (of `window` keys)
@@ -34,46 +32,6 @@ struct Case {
   double dropout = 0;
   Pass pass = Pass::kForward;
 };
-
-Isa isa_of(std::string_view name) {
-  return name == "avx512" ? Isa::kAvx512
-         : name == "avx2" ? Isa::kAvx2
-                          : Isa::kGeneric;
-}
-
-// A tensor [1, length, heads, dim] of normal numbers, or of zeros.
-struct Tensor {
-  Tensor(DType dtype, int64_t length, int64_t heads, int64_t dim, int seed)
-      : buffer(static_cast<size_t>(length * heads * dim) * size_of(dtype)) {
-    view.data = buffer.data();
-    view.dtype = dtype;
-    view.size = {1, length, heads, dim};
-    view.stride = contiguous_strides(view.size);
-    const int64_t count = length * heads * dim;
-    std::mt19937 random(static_cast<unsigned>(seed));
-    std::normal_distribution<float> normal;
-    for (int64_t i = 0; i < count; ++i) {
-      const float x = seed == 0 ? 0.0f : normal(random);
-      if (dtype == DType::kFloat64) {
-        buffer.as<double>()[i] = x;
-      } else if (dtype == DType::kFloat32) {
-        buffer.as<float>()[i] = x;
-      } else {  // the upper half of a float32 is a bfloat16
-        buffer.as<uint16_t>()[i] =
-            static_cast<uint16_t>(std::bit_cast<uint32_t>(x) >> 16);
-      }
-    }
-  }
-  AlignedBuffer buffer;
-  View4 view;
-};
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x.empty() ? 0 : x[x.size() / 2];
-}
-
-double since(double start) { return benchmarks::thread_seconds() - start; }
 
 // Pairs of a query and a key that it sees, of one head.
 double visible_pairs(const Case& c) {
@@ -134,23 +92,8 @@ void attention(benchmark::State& state, const Case& c) {
   const double operations = (c.pass == Pass::kForward ? 4 : 10) *
                             static_cast<double>(c.dim * c.heads) *
                             visible_pairs(c);
-  // Short runs are repeated between two measurements of the peak.
-  const int repeats = std::max(1, static_cast<int>(5e8 / operations));
-  std::vector<double> share, peaks;
-  for (auto _ : state) {
-    double peak = benchmarks::fma_peak(c.isa, is_double);
-    const double start = benchmarks::thread_seconds();
-    for (int i = 0; i < repeats; ++i)
-      if (!run().ok()) state.SkipWithError("kernel failed");
-    const double seconds = since(start) / repeats;
-    peak = 0.5 * (peak + benchmarks::fma_peak(c.isa, is_double));
-    state.SetIterationTime(seconds);
-    share.push_back(100 * operations / seconds / peak);
-    peaks.push_back(peak * 1e-9);
-  }
-  state.counters["peak%"] = median(share);
-  state.counters["best%"] = *std::max_element(share.begin(), share.end());
-  state.counters["peak_GF/s"] = median(peaks);
+  measure_share(state, c.isa, is_double, operations, /*at_least=*/5e8, "peak%",
+                run);
 }
 
 void add(const Case& c) {
