@@ -229,7 +229,7 @@ struct SoftmaxAttentionOptions {
   int64_t dilation = 1;
   // A weight is dropped with this probability after the normalisation, and the
   // rest divided by 1 - dropout_p; decided by softmax_dropout_keeps.
-  double dropout_p = 0.0;
+  double dropout_p = 0.0;  // in [0, 1)
   uint64_t dropout_seed = 0;
 };
 
@@ -248,12 +248,14 @@ struct SoftmaxAttentionInputs {
   const int64_t* cu_seqlens_k = nullptr;
   int64_t num_sequences = 0;  // rows, when packed
   // [batch, kv_len], nonzero = a global token: visible to every query, and the
-  // query at its position sees every key (both within is_causal).
+  // query at its position sees every key (both within is_causal). As a key it
+  // is hidden by key_mask like any other; as a query only query_mask hides it.
   const uint8_t* global_mask = nullptr;
   int64_t global_mask_stride = 0;
   // [block_mask_heads, q_blocks, kv_blocks] contiguous: whether queries of
   // block p_i / block_size see keys of block p_j / block_size. Positions beyond
-  // its blocks see nothing, and are not seen, through it.
+  // its blocks, negative ones included, see nothing and are not seen through
+  // it.
   const uint8_t* block_mask = nullptr;
   int64_t block_mask_heads = 0;  // 1 (all heads alike) or heads
   int64_t q_blocks = 0, kv_blocks = 0;
@@ -282,7 +284,8 @@ bool softmax_dropout_keeps(double dropout_p, uint64_t seed, int64_t row,
 // written; a row without a visible key is 0. log_sum_exp: [batch, q_len, heads]
 // contiguous, float32 (float64 for float64 inputs), log sum_j w_ij (-infinity
 // where nothing is visible); the backward wants it; nullptr = not wanted. Extra
-// memory O(threads x tile x dim + seq).
+// memory O(threads x tile x dim + seq); patterns of scattered keys (dilation,
+// global tokens, blocks) add a list of kv_len int32 a thread.
 Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
                                  const SoftmaxAttentionInputs& inputs,
                                  const View4& out, void* log_sum_exp,
@@ -290,7 +293,8 @@ Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
 
 // Gradients; the weights are formed again from log_sum_exp. dq, dk, dv: written
 // where their data is not nullptr. d_relative_bias: as relative_bias, or
-// nullptr.
+// nullptr. Few heads are cut along the keys too: then up to 8 float32 copies of
+// dq are summed in a fixed order, which is extra memory linear in q_len.
 Status softmax_attention_backward(const SoftmaxAttentionOptions& options,
                                   const SoftmaxAttentionInputs& inputs,
                                   const ConstView4& out,
