@@ -14,13 +14,13 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct EvalFlags {
   std::string model, data, part;
   int64_t context = 0, batch_size = 0;
   bool json = false;
 };
 
-int eval_command(const Options& options) {
+int eval_command(const EvalFlags& options) {
   auto folder = find_model(options.model);
   if (!folder.ok()) return fail(folder.status());
   DataConfig data;
@@ -76,7 +76,7 @@ int eval_command(const Options& options) {
 
 void add_eval_command(CLI::App& app, Run* run) {
   auto* command = app.add_subcommand("eval", "Measure a model's loss on text");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<EvalFlags>();
   command
       ->add_option("MODEL", options->model,
                    "A run's folder (its best checkpoint), a checkpoint or a "

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct GenerateFlags {
   std::string model, prompt, prompt_file;
   GenerateOptions generate;
   bool json = false;
@@ -51,12 +51,12 @@ class CharacterStream {
   std::string pending_;
 };
 
-Result<std::string> read_prompt(const Options& options) {
+Result<std::string> read_prompt(const GenerateFlags& options) {
   if (options.prompt_file.empty()) return options.prompt;
   return read_file(options.prompt_file, size_t{1} << 26);
 }
 
-int generate_command(const Options& options) {
+int generate_command(const GenerateFlags& options) {
   auto prompt = read_prompt(options);
   if (!prompt.ok()) return fail(prompt.status());
   if (prompt->empty()) {
@@ -120,7 +120,7 @@ int generate_command(const Options& options) {
 
 void add_generate_command(CLI::App& app, Run* run) {
   auto* command = app.add_subcommand("generate", "Let a model write text");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<GenerateFlags>();
   GenerateOptions& generate = options->generate;
   command
       ->add_option("MODEL", options->model,

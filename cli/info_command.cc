@@ -223,11 +223,11 @@ std::string as_text(const Info& info) {
 void add_info_command(CLI::App& app, Run* run) {
   auto* command =
       app.add_subcommand("info", "Show what a model is: config, size, state");
-  struct Options {
+  struct InfoFlags {
     std::string model;
     bool json = false;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InfoFlags>();
   command
       ->add_option("MODEL", options->model,
                    "A run's folder, a checkpoint or a model folder")

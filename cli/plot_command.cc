@@ -20,11 +20,11 @@ int report(const Status& status, const std::string& png) {
 void add_plot_attention(CLI::App& plot, Run* run) {
   auto* command = plot.add_subcommand(
       "attention", "Draw who looks at whom: a heat map a layer and head");
-  struct Options {
+  struct PlotFlags {
     std::string model, text, text_file, out;
     AttentionPlotOptions plot;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlotFlags>();
   command
       ->add_option("MODEL", options->model,
                    "A run's folder, a checkpoint or a model folder")
@@ -74,12 +74,12 @@ void add_plot_profile(CLI::App& plot, Run* run) {
   auto* command = plot.add_subcommand(
       "profile",
       "Draw the weight against distance: cosine, window, T5 bias, rotary");
-  struct Options {
+  struct PlotFlags {
     std::string model, out = "profile.png";
     std::vector<int64_t> reweight_lens;
     std::optional<int64_t> max_distance, window, dilation;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlotFlags>();
   command->add_option("MODEL", options->model,
                       "A model whose M, window, bias and base to show "
                       "(default: usual ones)");
@@ -123,10 +123,10 @@ void add_plot_profile(CLI::App& plot, Run* run) {
 void add_plot_command(CLI::App& app, Run* run) {
   auto* command = app.add_subcommand(
       "plot", "Draw a run's loss, a model's attention, or weight profiles");
-  struct Options {
+  struct PlotFlags {
     std::string run, out;
   };
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<PlotFlags>();
   command->add_option("RUN", options->run,
                       "A run's folder: draws its loss curves");
   command->add_option("--out", options->out,

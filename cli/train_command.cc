@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-struct Options {
+struct TrainFlags {
   std::string config;
   std::vector<std::string> settings;
   std::string data, out;
@@ -82,7 +82,7 @@ std::string report_text(const TrainReport& report, const RunConfig& config,
 }
 
 // The config file, or with --resume alone the one that the run stored.
-std::string config_path(const Options& options) {
+std::string config_path(const TrainFlags& options) {
   return options.config.empty() ? options.out + "/config.toml" : options.config;
 }
 
@@ -112,7 +112,7 @@ void show_start(const TrainStart& start, const RunConfig& config,
                           " nats/token"));
 }
 
-int train_command(Options options) {
+int train_command(TrainFlags options) {
   if (options.config.empty() && (!options.resume || options.out.empty())) {
     return fail(
         invalid_argument("train: CONFIG.toml is missing, expected a config "
@@ -176,7 +176,7 @@ int train_command(Options options) {
 
 void add_train_command(CLI::App& app, Run* run) {
   auto* command = app.add_subcommand("train", "Train a model on text");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TrainFlags>();
   command->add_option("CONFIG", options->config,
                       "A run's config, such as configs/demo.toml; with "
                       "--resume by default the one that the run stored");

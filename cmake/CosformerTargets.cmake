@@ -42,6 +42,11 @@ function(cosformer_library name)
   set_target_properties(cosformer_${name} PROPERTIES EXPORT_NAME ${name} OUTPUT_NAME cosformer_${name})
 endfunction()
 
+# cosformer_unity(TARGET): its sources as one compilation. For targets of torch, whose headers take longer than our files.
+function(cosformer_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+endfunction()
+
 # cosformer_test(FOLDER [deps...]): every *_test.cc of this folder as one executable and one ctest entry a suite.
 function(cosformer_test name)
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)

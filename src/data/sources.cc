@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 // How much is read at a time.
-constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr size_t kReadBytes = size_t{1} << 20;
 
 Status cannot_read(const std::string& path, int error) {
   return io_error("cannot read '", path, "': ", files::errno_text(error));
@@ -229,7 +229,7 @@ Result<std::string> scan_file(const Source& source, const ScanOptions& options,
   std::string piece, rest;
   for (int64_t at = 0; at < text.size();) {
     const int64_t count =
-        std::min<int64_t>(text.size() - at, int64_t{kPieceBytes});
+        std::min<int64_t>(text.size() - at, int64_t{kReadBytes});
     COSFORMER_RETURN_IF_ERROR(text.read(at, count, &piece));
     const size_t nul = piece.find('\0');
     if (nul != std::string::npos) {

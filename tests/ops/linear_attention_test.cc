@@ -16,21 +16,10 @@ namespace cosformer {
 namespace {
 
 using ops::OptionalTensor;
+using testing::random_tensors;
 using testing::relative;
+using testing::Tensors;
 using testing::throws_with;
-
-struct Tensors {
-  at::Tensor q, k, v;
-};
-
-Tensors random_tensors(int64_t batch, int64_t q_len, int64_t kv_len,
-                       at::ScalarType dtype = at::kFloat) {
-  at::manual_seed(1);
-  const auto random = [&](int64_t length, int64_t heads, int64_t dim) {
-    return at::randn({batch, length, heads, dim}, at::kDouble).to(dtype);
-  };
-  return {random(q_len, 4, 8), random(kv_len, 2, 8), random(kv_len, 2, 5)};
-}
 
 // What the reference kernel gives in double for a plain causal cosine call.
 at::Tensor reference_out(const Tensors& t, int64_t reweight_len) {
@@ -52,7 +41,7 @@ at::Tensor reference_out(const Tensors& t, int64_t reweight_len) {
 }
 
 TEST(LinearAttention, EqualsTheReference) {
-  const Tensors t = random_tensors(2, 130, 130);
+  const Tensors t = random_tensors(2, 130, 130, at::kFloat);
   LinearAttentionArgs args;
   args.is_causal = true;
   args.reweight_len = 200;
@@ -65,7 +54,7 @@ TEST(LinearAttention, EqualsTheReference) {
 }
 
 TEST(LinearAttention, DenominatorsAreReturnedWithoutGradient) {
-  Tensors t = random_tensors(1, 9, 9);
+  Tensors t = random_tensors(1, 9, 9, at::kFloat);
   t.q.requires_grad_();
   LinearAttentionArgs args;
   args.feature_map = "elu1";
@@ -211,7 +200,7 @@ TEST_P(PortableDecodeTest, StepEqualsTheKernels) {
 }
 
 TEST(Portable, RowsThatSeeNoKeyAreZeroWhateverTheyHold) {
-  Tensors t = random_tensors(2, 6, 6);
+  Tensors t = random_tensors(2, 6, 6, at::kFloat);
   t.q.select(1, 0).fill_(std::nan(""));
   const OptionalTensor none,
       key_mask = (at::arange(6) > 1).expand({2, 6}).contiguous();
@@ -258,7 +247,7 @@ INSTANTIATE_TEST_SUITE_P(Options, PortableDecodeTest,
                          ::testing::Values("state"));
 
 TEST(Errors, OfThePortablePathCoverValues) {
-  const Tensors t = random_tensors(2, 70, 70);
+  const Tensors t = random_tensors(2, 70, 70, at::kFloat);
   const OptionalTensor none;
   const ops::LinearCall far{t.q,  t.k,  t.v,   none, none,         none, none,
                             none, none, none,  none, none,         none, "relu",
@@ -269,7 +258,7 @@ TEST(Errors, OfThePortablePathCoverValues) {
 }
 
 TEST(Errors, SayWhatWasFoundAndExpected) {
-  const Tensors t = random_tensors(2, 5, 6);
+  const Tensors t = random_tensors(2, 5, 6, at::kFloat);
   LinearAttentionArgs args;
   args.key_mask = at::ones({2, 5}, at::kBool);
   EXPECT_TRUE(

@@ -17,21 +17,10 @@ namespace cosformer {
 namespace {
 
 using ops::OptionalTensor;
+using testing::random_tensors;
 using testing::relative;
+using testing::Tensors;
 using testing::throws_with;
-
-struct Tensors {
-  at::Tensor q, k, v;
-};
-
-Tensors random_tensors(int64_t batch, int64_t q_len, int64_t kv_len,
-                       at::ScalarType dtype = at::kDouble) {
-  at::manual_seed(1);
-  const auto random = [&](int64_t length, int64_t heads, int64_t dim) {
-    return at::randn({batch, length, heads, dim}, at::kDouble).to(dtype);
-  };
-  return {random(q_len, 4, 8), random(kv_len, 2, 8), random(kv_len, 2, 5)};
-}
 
 // The arguments of one kind of call, for every implementation.
 class Arguments {
@@ -86,7 +75,7 @@ class SoftmaxPaths : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(SoftmaxPaths, ForwardAndBackwardEqualTheReference) {
   const Arguments arguments(GetParam());
-  const Tensors t = random_tensors(arguments.batch(), 70, 70);
+  const Tensors t = random_tensors(arguments.batch(), 70, 70, at::kDouble);
   const ops::SoftmaxCall call = arguments.call(t);
   const ops::SoftmaxInputs inputs(call);
   const SoftmaxAttentionOptions options = ops::kernel_options(call);
@@ -127,7 +116,7 @@ TEST_P(SoftmaxPaths, ForwardAndBackwardEqualTheReference) {
 
 // 0 x NaN: what a row sends back reaches the keys that it sees, and no others.
 TEST(SoftmaxAttention, NanGradientsReachWhatTheirRowSees) {
-  const Tensors t = random_tensors(1, 70, 70);
+  const Tensors t = random_tensors(1, 70, 70, at::kDouble);
   const OptionalTensor none;
   const ops::SoftmaxCall call{t.q,  t.k,  t.v,  none, none,         none, none,
                               none, none, none, none, none,         none, true,
@@ -161,7 +150,7 @@ INSTANTIATE_TEST_SUITE_P(Calls, SoftmaxPaths,
                                            "dropout"));
 
 TEST(SoftmaxAttention, DecodingStepsOfBothPathsAgree) {
-  const Tensors t = random_tensors(2, 1, 1);
+  const Tensors t = random_tensors(2, 1, 1, at::kDouble);
   const OptionalTensor none, start = at::tensor({0, 2}, at::kLong),
                              mask = at::rand({2, 6}) > 0.3;
   std::vector<at::Tensor> results;
@@ -185,7 +174,7 @@ TEST(SoftmaxAttention, DecodingStepsOfBothPathsAgree) {
 }
 
 TEST(SoftmaxAttention, OptionsReachTheOperator) {
-  const Tensors t = random_tensors(2, 9, 12);
+  const Tensors t = random_tensors(2, 9, 12, at::kDouble);
   SoftmaxAttentionArgs args;
   const at::Tensor plain = softmax_attention(t.q, t.k, t.v, args);
   EXPECT_EQ(plain.sizes(), at::IntArrayRef({2, 9, 4, 5}));
@@ -223,7 +212,7 @@ TEST(SoftmaxAttention, OptionsReachTheOperator) {
 }
 
 TEST(SoftmaxKinds, LinformerIsAttentionOverShortenedKeys) {
-  const Tensors t = random_tensors(2, 9, 12);
+  const Tensors t = random_tensors(2, 9, 12, at::kDouble);
   const at::Tensor e = at::randn({20, 3}, at::kDouble),
                    f = at::randn({20, 3}, at::kDouble);
   LinformerAttentionArgs args;
@@ -246,7 +235,7 @@ TEST(SoftmaxKinds, LinformerIsAttentionOverShortenedKeys) {
 }
 
 TEST(SoftmaxKinds, LongformerHasLocalAndGlobalRows) {
-  const Tensors t = random_tensors(2, 12, 12);
+  const Tensors t = random_tensors(2, 12, 12, at::kDouble);
   const Tensors g{t.q * 0.5, t.k + 1, t.v - 1};
   SoftmaxAttentionArgs args;
   args.window = {2, 2};
@@ -271,7 +260,7 @@ TEST(SoftmaxKinds, LongformerHasLocalAndGlobalRows) {
 }
 
 TEST(SoftmaxKinds, BigBirdIsAttentionByItsMask) {
-  const Tensors t = random_tensors(2, 45, 45);
+  const Tensors t = random_tensors(2, 45, 45, at::kDouble);
   BigBirdAttentionArgs args;
   args.block_size = 4;
   args.num_random_blocks = 2;
@@ -314,7 +303,7 @@ TEST(SoftmaxKinds, T5BiasGoesByBuckets) {
 }
 
 TEST(AttentionMatrix, TimesTheValuesIsTheOutput) {
-  const Tensors t = random_tensors(2, 9, 12);
+  const Tensors t = random_tensors(2, 9, 12, at::kDouble);
   const at::Tensor wide = t.v.repeat_interleave(2, 2);
   const auto times_values = [&](const at::Tensor& matrix) {
     return at::einsum("bhij,bjhd->bihd", {matrix, wide});

@@ -1,10 +1,12 @@
 #ifndef COSFORMER_TESTS_OPS_TESTING_H_
 #define COSFORMER_TESTS_OPS_TESTING_H_
 
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/util/Exception.h>
 
+#include <cstdint>
 #include <string>
 
 namespace cosformer::testing {
@@ -32,6 +34,19 @@ bool throws_with(const F& f, const std::string& text) {
     return false;
   }
   return false;
+}
+
+// q with 4 heads of 8; k and v with 2, v of width 5.
+struct Tensors {
+  at::Tensor q, k, v;
+};
+inline Tensors random_tensors(int64_t batch, int64_t q_len, int64_t kv_len,
+                              at::ScalarType dtype) {
+  at::manual_seed(1);
+  const auto random = [&](int64_t length, int64_t heads, int64_t dim) {
+    return at::randn({batch, length, heads, dim}, at::kDouble).to(dtype);
+  };
+  return {random(q_len, 4, 8), random(kv_len, 2, 8), random(kv_len, 2, 5)};
 }
 
 }  // namespace cosformer::testing

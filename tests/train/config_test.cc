@@ -5,9 +5,12 @@
 #include <vector>
 
 #include "cosformer/train.h"
+#include "tests/train/train_test_util.h"
 
 namespace cosformer {
 namespace {
+
+using testing::contains;
 
 Result<RunConfig> parse(const std::string& toml,
                         const std::vector<std::string>& overrides = {}) {
@@ -19,10 +22,6 @@ std::string error_of(const std::string& toml,
   auto config = parse(toml, overrides);
   EXPECT_FALSE(config.ok()) << toml;
   return config.ok() ? std::string() : config.status().message();
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST(RunConfig, EmptyTextGivesTheDefaults) {

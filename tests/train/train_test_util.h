@@ -15,6 +15,10 @@
 
 namespace cosformer::testing {
 
+inline bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
 class TempFolder {
  public:
   TempFolder() {

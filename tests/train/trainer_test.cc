@@ -9,6 +9,7 @@ namespace cosformer {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::contains;
 using testing::losses;
 using testing::run_train;
 using testing::sample_text;
@@ -51,10 +52,6 @@ std::map<std::string, torch::Tensor> parameters_of(const std::string& folder) {
     out[item.key()] = item.value().clone();
   }
   return out;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
 }
 
 TEST_F(Training, LearnsAndLeavesAWholeRun) {
