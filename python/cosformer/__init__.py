@@ -30,6 +30,7 @@ from cosformer._softmax import (  # noqa: E402
     t5_relative_bias,
 )
 from cosformer._state import LinearState  # noqa: E402
+from cosformer.integrations.transformers import register_transformers  # noqa: E402
 
 __version__: str = torch.ops.cosformer.version()
 
@@ -55,6 +56,7 @@ __all__ = [
     "performer_attention",
     "performer_attention_decode_step_",
     "performer_projection",
+    "register_transformers",
     "sinusoidal_positions",
     "softmax_attention",
     "softmax_attention_decode_step_",
