@@ -2,7 +2,13 @@
 
 from cosformer import _library
 
-_library.load()
+try:
+    _library.load()
+except ImportError:
+    from cosformer import info
+
+    info.exit_where_asked_for()
+    raise
 
 import torch  # noqa: E402
 
