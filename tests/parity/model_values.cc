@@ -5,7 +5,9 @@
 // of sum(logits * weights) for each parameter that has one) and saves the
 // loaded model into saved/.
 #include <iostream>
-#include <vector>
+#include <map>
+#include <optional>
+#include <string>
 
 #include "cosformer/models.h"
 #include "models/dtypes.h"
@@ -62,16 +64,15 @@ Status run(const std::string& folder) {
 }  // namespace
 }  // namespace cosformer
 
+// One line a folder: "ok", or what is wrong with it.
 int main(int count, char** arguments) {
   for (int i = 1; i < count; ++i) {
     try {
       const cosformer::Status status = cosformer::run(arguments[i]);
-      if (status.ok()) continue;
-      std::cerr << arguments[i] << ": " << status.message() << "\n";
+      std::cout << (status.ok() ? "ok" : status.message()) << std::endl;
     } catch (const std::exception& error) {
-      std::cerr << arguments[i] << ": " << error.what() << "\n";
+      std::cout << error.what() << std::endl;
     }
-    return 1;
   }
   return 0;
 }

@@ -134,7 +134,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_fields(self, "")
         given = self.attention
-        entries = (given,) if isinstance(given, (AttentionConfig, str)) else tuple(given)
+        if not isinstance(given, (AttentionConfig, str, Sequence)):
+            raise wrong_type("attention", given, "a kind, an AttentionConfig or a sequence of those")
+        entries = (given,) if isinstance(given, (AttentionConfig, str)) else given
         object.__setattr__(self, "attention", tuple(_attention_entry(e) for e in entries))
 
     @property
