@@ -14,6 +14,7 @@ from cosformer._functions import (  # noqa: E402
     linear_attention_with_denominator,
     sinusoidal_positions,
 )
+from cosformer._kv_cache import KvCache  # noqa: E402
 from cosformer._matrix import attention_matrix  # noqa: E402
 from cosformer._performer import (  # noqa: E402
     performer_attention,
@@ -31,6 +32,8 @@ from cosformer._softmax import (  # noqa: E402
 )
 from cosformer._state import LinearState  # noqa: E402
 
+from cosformer import nn  # noqa: E402  isort: skip
+
 __version__: str = torch.ops.cosformer.version()
 
 
@@ -40,6 +43,7 @@ def isa() -> str:
 
 
 __all__ = [
+    "KvCache",
     "LinearState",
     "apply_rotary",
     "attention_matrix",
@@ -52,6 +56,7 @@ __all__ = [
     "linear_attention_with_denominator",
     "linformer_attention",
     "longformer_attention",
+    "nn",
     "performer_attention",
     "performer_attention_decode_step_",
     "performer_projection",
