@@ -33,6 +33,17 @@ from cosformer._softmax import (  # noqa: E402
 from cosformer._state import LinearState  # noqa: E402
 
 from cosformer import nn  # noqa: E402  isort: skip
+from cosformer.models import (  # noqa: E402  isort: skip
+    AttentionConfig,
+    Hypothesis,
+    ModelConfig,
+    ModelState,
+    Transformer,
+    TransformerForClassification,
+    beam_search,
+    generate,
+    generate_stream,
+)
 
 __version__: str = torch.ops.cosformer.version()
 
@@ -43,13 +54,22 @@ def isa() -> str:
 
 
 __all__ = [
+    "AttentionConfig",
+    "Hypothesis",
     "KvCache",
     "LinearState",
+    "ModelConfig",
+    "ModelState",
+    "Transformer",
+    "TransformerForClassification",
     "apply_rotary",
     "attention_matrix",
+    "beam_search",
     "bigbird_attention",
     "bigbird_block_mask",
     "cosformer_attention",
+    "generate",
+    "generate_stream",
     "isa",
     "linear_attention",
     "linear_attention_decode_step_",

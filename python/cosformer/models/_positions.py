@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-import cosformer
+from cosformer._functions import sinusoidal_positions
 from cosformer.models.config import ModelConfig
 
 
@@ -57,7 +57,7 @@ class SinusoidalTable(nn.Module):
         """The first rows, at least ``count`` of them: [rows, dim], of like's type and device."""
         have = 0 if self._rows is None else self._rows.shape[0]
         if self._rows is None or have < count or self._rows.device != like.device:
-            rows = cosformer.sinusoidal_positions(min(self.most, max(count, 2 * have)), self.dim)
+            rows = sinusoidal_positions(min(self.most, max(count, 2 * have)), self.dim)
             self._rows = rows.to(like.device)
         return self._rows.to(like.dtype)
 

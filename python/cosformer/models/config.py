@@ -135,7 +135,9 @@ class ModelConfig:
         check_fields(self, "")
         given = self.attention
         if not isinstance(given, (AttentionConfig, str, Sequence)):
-            raise wrong_type("attention", given, "a kind, an AttentionConfig or a sequence of those")
+            raise wrong_type(
+                "attention", given, "a kind, an AttentionConfig or a sequence of those"
+            )
         entries = (given,) if isinstance(given, (AttentionConfig, str)) else given
         object.__setattr__(self, "attention", tuple(_attention_entry(e) for e in entries))
 

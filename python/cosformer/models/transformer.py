@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import cosformer
+from cosformer._softmax import t5_relative_bias
 from cosformer.models._positions import SinusoidalTable, check_ids, cosine_reach, limit_of
 from cosformer.models.config import ModelConfig
 from cosformer.models.model_io import load_model, save_model
@@ -355,7 +355,7 @@ class Transformer(nn.Module):
         """T5's bias by distance, for every layer; None for other positions."""
         if self.relative_bias is None:
             return None
-        return cosformer.t5_relative_bias(
+        return t5_relative_bias(
             self.relative_bias.weight,
             bidirectional=not self.config.is_causal,
             max_distance=self.config.max_distance,
