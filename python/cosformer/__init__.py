@@ -33,6 +33,7 @@ from cosformer._softmax import (  # noqa: E402
 from cosformer._state import LinearState  # noqa: E402
 
 from cosformer import nn  # noqa: E402  isort: skip
+from cosformer._replace import replace_attention  # noqa: E402  isort: skip
 
 __version__: str = torch.ops.cosformer.version()
 
@@ -60,6 +61,7 @@ __all__ = [
     "performer_attention",
     "performer_attention_decode_step_",
     "performer_projection",
+    "replace_attention",
     "sinusoidal_positions",
     "softmax_attention",
     "softmax_attention_decode_step_",
