@@ -33,6 +33,7 @@ from cosformer._softmax import (  # noqa: E402
 from cosformer._state import LinearState  # noqa: E402
 
 from cosformer import nn  # noqa: E402  isort: skip
+from cosformer._replace import replace_attention  # noqa: E402  isort: skip
 from cosformer.models import (  # noqa: E402  isort: skip
     AttentionConfig,
     Hypothesis,
@@ -80,6 +81,7 @@ __all__ = [
     "performer_attention",
     "performer_attention_decode_step_",
     "performer_projection",
+    "replace_attention",
     "sinusoidal_positions",
     "softmax_attention",
     "softmax_attention_decode_step_",

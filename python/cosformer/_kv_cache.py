@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from cosformer import _kv_cache_file
 from cosformer._softmax import softmax_attention_decode_step_
 
 _MIN_CAPACITY = 64
@@ -86,6 +88,15 @@ class KvCache(NamedTuple):
             return tensor.to(device, dtype if tensor.is_floating_point() else None, non_blocking)
 
         return self._map(move)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """One safetensors file, options included; it appears whole or not at all."""
+        _kv_cache_file.save(path, self._asdict())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> KvCache:
+        """What ``save`` wrote, fully checked; a file that is anything else is a RuntimeError."""
+        return cls(**_kv_cache_file.load(path))
 
     @property
     def slot_start(self) -> Tensor:

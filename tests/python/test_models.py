@@ -244,19 +244,30 @@ def test_a_model_built_without_memory_is_filled_later(name):
     assert torch.equal(empty(ids), model(ids))
 
 
-@pytest.mark.parametrize("name", ["cosformer", "sinusoidal_offset", "longformer_t5"])
-def test_behaviour_31_compiles_whole(name):
-    model = model_of(CAUSAL[name])
-    ids = ids_of(model.config)
+@pytest.mark.parametrize(
+    "config",
+    [
+        small_config(num_layers=1, position="sinusoidal"),
+        small_config("softmax", num_layers=1, position="t5", relative_buckets=8, max_distance=10),
+    ],
+    ids=["cosformer_sinusoidal", "softmax_t5"],
+)
+def test_behaviour_31_compiles_whole(config):
+    model = model_of(config)
+    ids = ids_of(config)
     mask = torch.arange(20).expand(2, 20) < torch.tensor([[20], [14]])
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    assert relative(compiled(ids, key_mask=mask), model(ids, key_mask=mask)) < 1e-6
-    compiled(ids).square().mean().backward()
-    found = {n: p.grad.clone() for n, p in model.named_parameters()}
-    model.zero_grad()
-    model(ids).square().mean().backward()
-    for n, parameter in model.named_parameters():
-        assert relative(found[n], parameter.grad) < 1e-5, n
+
+    def values(run):
+        model.zero_grad()
+        logits = run(ids, key_mask=mask)
+        logits.square().mean().backward()
+        return {"": logits, **{name: p.grad.clone() for name, p in model.named_parameters()}}
+
+    found, expected = values(compiled), values(model)
+    for name, value in expected.items():
+        if value.norm() > 1e-6:  # a key's bias has no effect on softmax but for rounding
+            assert relative(found[name], value) < 1e-5, name
 
 
 def test_a_compiled_step_serves_every_position():
@@ -281,9 +292,7 @@ def test_a_compiled_step_serves_every_position():
             logits, state = step(ids[:, at : at + 1], state)
             parts.append(logits)
     assert relative(torch.cat(parts, 1), expected) < 1e-5
-    assert (
-        len(graphs) <= 2
-    )  # the first call, at most once more where its state's kind of tensors differs
+    assert len(graphs) == 1
 
 
 def test_bfloat16_follows_float32():
