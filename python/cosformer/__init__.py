@@ -20,6 +20,7 @@ from cosformer._functions import (  # noqa: E402
     linear_attention_with_denominator,
     sinusoidal_positions,
 )
+from cosformer._kv_cache import KvCache  # noqa: E402
 from cosformer._matrix import attention_matrix  # noqa: E402
 from cosformer._performer import (  # noqa: E402
     performer_attention,
@@ -38,6 +39,20 @@ from cosformer._softmax import (  # noqa: E402
 from cosformer._state import LinearState  # noqa: E402
 from cosformer.integrations.transformers import register_transformers  # noqa: E402
 
+from cosformer import nn  # noqa: E402  isort: skip
+from cosformer._replace import replace_attention  # noqa: E402  isort: skip
+from cosformer.models import (  # noqa: E402  isort: skip
+    AttentionConfig,
+    Hypothesis,
+    ModelConfig,
+    ModelState,
+    Transformer,
+    TransformerForClassification,
+    beam_search,
+    generate,
+    generate_stream,
+)
+
 __version__: str = torch.ops.cosformer.version()
 
 
@@ -47,22 +62,34 @@ def isa() -> str:
 
 
 __all__ = [
+    "AttentionConfig",
+    "Hypothesis",
+    "KvCache",
     "LinearState",
+    "ModelConfig",
+    "ModelState",
+    "Transformer",
+    "TransformerForClassification",
     "apply_rotary",
     "attention_matrix",
+    "beam_search",
     "bigbird_attention",
     "bigbird_block_mask",
     "cosformer_attention",
+    "generate",
+    "generate_stream",
     "isa",
     "linear_attention",
     "linear_attention_decode_step_",
     "linear_attention_with_denominator",
     "linformer_attention",
     "longformer_attention",
+    "nn",
     "performer_attention",
     "performer_attention_decode_step_",
     "performer_projection",
     "register_transformers",
+    "replace_attention",
     "sinusoidal_positions",
     "softmax_attention",
     "softmax_attention_decode_step_",
