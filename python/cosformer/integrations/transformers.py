@@ -64,7 +64,7 @@ def register_transformers(
     Args:
         reweight_len: M of the cosine; None = the model's config.max_position_embeddings. Longer
             sequences than M are an error.
-        num_features: of Performer; None = twice the head's dimension.
+        num_features: of Performer; None = four times the head's dimension.
         seed: of Performer's projection; layer i draws from seed + i, the same on every machine.
 
     Returns:
@@ -132,7 +132,7 @@ class _Options:
         layer, head_dim = getattr(module, "layer_idx", None) or 0, q.shape[-1]
         key = (layer, head_dim, q.device)
         if key not in self._projections:
-            features = self.num_features or 2 * head_dim
+            features = self.num_features or 4 * head_dim
             drawn = performer_projection(features, head_dim, seed=self.seed + layer)
             self._projections[key] = drawn.to(q.device)
         return self._projections[key]
