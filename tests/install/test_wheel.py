@@ -1,7 +1,8 @@
-"""The source distribution, the wheel that is built from it, and the package that is installed from that, outside the tree.
+"""The source distribution, the wheel that is built from it, and the package installed from that.
 
-The build lies in the unpacked source as a developer's does in the tree (build/release, with the interpreter in build/venv): so its
-compilations are the same to ccache, and the test takes seconds where `make build` has run before.
+The build lies in the unpacked source as a developer's does in the tree (build/release, with the
+interpreter in build/venv): so its compilations are the same to ccache, and the test takes seconds
+where `make build` has run before.
 """
 
 import json
@@ -76,14 +77,14 @@ def wheel(source, tmp_path_factory):
 
 
 def make_venv(where, wheel, torch=True):
-    """A new environment, with torch and safetensors from the one that runs the tests; returns its python."""
+    """A new environment, with torch and safetensors of the one that runs the tests; its python."""
     run(sys.executable, "-m", "venv", "--without-pip", where)
     python = where / "bin" / "python3"
     if torch:
         site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
         theirs = run(sys.executable, "-c", "import torch; print(torch.__file__)").strip()
         pathlib.Path(site, "torch.pth").write_text(str(pathlib.Path(theirs).parents[1]))
-    # Requirements are looked up where torch is there to meet them: with --no-index nothing else can.
+    # With torch there its requirements are met; with --no-index nothing else could meet them.
     dependencies = [] if torch else ["--no-deps"]
     run(
         sys.executable,
@@ -182,15 +183,19 @@ def test_wheel_holds_the_package_its_library_and_highway(wheel):
 PROGRAM = """
 import json, sys, torch, cosformer
 q = torch.randn(2, 70, 4, 16, requires_grad=True)
-out, state = cosformer.cosformer_attention(q, q, q, reweight_len=100, is_causal=True, return_state=True)
+out, state = cosformer.cosformer_attention(
+    q, q, q, reweight_len=100, is_causal=True, return_state=True
+)
 out.sum().backward()
 state.save("state.safetensors")
 layer = cosformer.nn.CosformerAttention(32, 2, reweight_len=100)
-model = cosformer.Transformer(cosformer.ModelConfig(vocab_size=16, embed_dim=32, num_layers=1, attention="cosformer"))
+config = cosformer.ModelConfig(vocab_size=16, embed_dim=32, num_layers=1, attention="cosformer")
+model = cosformer.Transformer(config)
 model.save_pretrained("model")
 maps = {line.split()[-1] for line in open("/proc/self/maps") if "/" in line}
 print(json.dumps({
-    "shape": list(out.shape), "finite": bool(q.grad.isfinite().all()), "version": cosformer.__version__,
+    "shape": list(out.shape), "finite": bool(q.grad.isfinite().all()),
+    "version": cosformer.__version__,
     "layer": list(layer(torch.randn(1, 5, 32)).shape), "package": cosformer.__file__,
     "tokens": cosformer.generate(model, [1, 2], max_new_tokens=3).numel(),
     "maps": sorted(m for m in maps if "hwy" in m or "cosformer" in m or "libtorch_cpu" in m),
@@ -206,7 +211,7 @@ def system_highway():
 
 
 def without_system_highway(command):
-    """The command in a mount namespace where these files are empty; as it is where that is not allowed."""
+    """The command in a mount namespace where these files are empty; as it is where none can be."""
     script = (
         "".join(f"mount --bind /dev/null {path} && " for path in system_highway()) + 'exec "$@"'
     )
