@@ -45,20 +45,22 @@ if(COSFORMER_TORCH)
   # LibTorch from the PyTorch wheel of the chosen interpreter: one torch for C++ and Python.
   if(SKBUILD)  # pip builds: the interpreter is the one that pip runs in
     include(InterpretersTorch)
-  elseif(NOT Torch_DIR)
-    find_program(COSFORMER_PYTHON NAMES python3 HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin NO_DEFAULT_PATH)
-    find_program(COSFORMER_PYTHON NAMES python3)
-    execute_process(COMMAND ${COSFORMER_PYTHON} -c "import torch.utils as u, torch; print(torch.utils.cmake_prefix_path)"
-      OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
-    if(torch_missing)
-      set(found ${COSFORMER_PYTHON})
-      unset(COSFORMER_PYTHON CACHE)  # look again once torch is installed
-      message(FATAL_ERROR "No PyTorch in ${found}. Run `tools/setup.sh` (or `pip install torch==2.13.0`), "
-        "or configure the torch-free part alone with -DCOSFORMER_TORCH=OFF.")
+  else()
+    if(NOT Torch_DIR)
+      find_program(COSFORMER_PYTHON NAMES python3 HINTS ${PROJECT_SOURCE_DIR}/build/venv/bin NO_DEFAULT_PATH)
+      find_program(COSFORMER_PYTHON NAMES python3)
+      execute_process(COMMAND ${COSFORMER_PYTHON} -c "import torch.utils as u, torch; print(torch.utils.cmake_prefix_path)"
+        OUTPUT_VARIABLE torch_prefix OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
+      if(torch_missing)
+        set(found ${COSFORMER_PYTHON})
+        unset(COSFORMER_PYTHON CACHE)  # look again once torch is installed
+        message(FATAL_ERROR "No PyTorch in ${found}. Run `tools/setup.sh` (or `pip install torch==2.13.0`), "
+          "or configure the torch-free part alone with -DCOSFORMER_TORCH=OFF.")
+      endif()
+      list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
     endif()
-    list(APPEND CMAKE_PREFIX_PATH ${torch_prefix})
+    find_package(Torch REQUIRED CONFIG)
   endif()
-  find_package(Torch REQUIRED CONFIG)
   add_library(cosformer_torch INTERFACE)
   target_include_directories(cosformer_torch SYSTEM INTERFACE $<BUILD_INTERFACE:${TORCH_INCLUDE_DIRS}>)
   target_link_libraries(cosformer_torch INTERFACE "$<BUILD_INTERFACE:${TORCH_LIBRARIES}>" $<INSTALL_INTERFACE:torch>)

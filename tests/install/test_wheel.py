@@ -302,7 +302,12 @@ def test_building_without_its_torch_says_what_to_run(source, tmp_path, other):
     if other == "none":
         (stub / "__init__.py").write_text("raise ModuleNotFoundError('No module named torch')")
     else:
-        (stub / "__init__.py").write_text(f"__version__ = {other!r}")
+        lines = (
+            f"__version__ = {other!r}",
+            "class version: cuda = hip = None",
+            "def compiled_with_cxx11_abi(): return True",
+        )
+        (stub / "__init__.py").write_text("\n".join(lines))
         (stub / "utils.py").write_text("cmake_prefix_path = '/nowhere'")
     done = pip_wheel(folder, tmp_path / "out", PYTHONPATH=str(stub.parent))
     assert done.returncode != 0
