@@ -273,3 +273,12 @@ class TestClassification:
 
 def test_the_package_exports_the_models():
     assert cosformer.Transformer is Transformer
+
+
+def test_the_documented_code_runs(tmp_path, monkeypatch):
+    text = (ROOT / "docs" / "model-folder.md").read_text()
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(compile(code, "model-folder.md", "exec"), names)
+    assert names["tokens"].shape == (2, 20) and len(names["best"].tokens) == 20

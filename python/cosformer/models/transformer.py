@@ -225,6 +225,26 @@ class Transformer(nn.Module):
         x, after = self._run(ids, key_mask, state, return_state)
         return (self.logits(x), after) if after is not None else self.logits(x)
 
+    @overload
+    def hidden_states(
+        self,
+        ids: Tensor,
+        *,
+        key_mask: Tensor | None = ...,
+        state: ModelState | None = ...,
+        return_state: Literal[False] = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def hidden_states(
+        self,
+        ids: Tensor,
+        *,
+        key_mask: Tensor | None = ...,
+        state: ModelState | None = ...,
+        return_state: Literal[True],
+    ) -> tuple[Tensor, ModelState]: ...
+
     def hidden_states(
         self,
         ids: Tensor,
