@@ -7,6 +7,7 @@ import pytest
 import torch
 from cosformer.models import AttentionConfig, Transformer
 from cosformer.models._sampling import philox, sample, uniform
+from cosformer.models.beams import _Search
 from model_helpers import CAUSAL, small_config
 
 
@@ -297,6 +298,28 @@ class TestBeamSearch:
                 assert each.log_prob == pytest.approx(expected, abs=1e-9)
         [best, *_] = cosformer.beam_search(model, [1], num_beams=6, max_new_tokens=10)[0]
         [greedy] = cosformer.beam_search(model, [1], num_beams=1, max_new_tokens=10)[0]
+
+    @pytest.mark.parametrize("length_penalty", [0.0, 1.0, -1.0])
+    def test_stopping_early_changes_no_result(self, monkeypatch, length_penalty):
+        options = {"num_beams": 2, "max_new_tokens": 12, "length_penalty": length_penalty}
+        steps = []
+        settled = _Search._is_settled
+
+        def search(seed, stops):
+            torch.manual_seed(seed)
+            model = self.small()
+
+            def counted(self, count):
+                steps.append(stops)
+                return stops and settled(self, count)
+
+            monkeypatch.setattr(_Search, "_is_settled", counted)
+            found = cosformer.beam_search(model, [[1, 2], [3]], eos_id=seed % 4, **options)
+            return [[hypothesis.tokens for hypothesis in each] for each in found]
+
+        for seed in range(12):
+            assert search(seed, True) == search(seed, False)
+        assert steps.count(True) < steps.count(False)  # it does stop early
 
     def test_errors(self):
         model = self.small()

@@ -305,6 +305,7 @@ class Transformer(nn.Module):
         Every file appears whole or not at all; config.json last: a folder that has it is whole.
         C++ and the program ``cosformer`` read it. tokenizer "bytes" writes tokenizer.json too
         (token = byte, vocab_size at least 256), so that ``cosformer generate`` takes the folder.
+        OSError where a file cannot be written: the old one is then as it was.
         """
         save_model(self, folder, tokenizer)
 
