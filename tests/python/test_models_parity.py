@@ -14,6 +14,7 @@ import tomllib
 import torch
 from conftest import ROOT
 from cosformer.models import ModelConfig, Transformer
+from golden_models import MAPPINGS, golden_model
 from helpers import relative
 from model_helpers import ALL, small_config
 from safetensors.torch import load_file, save_file
@@ -51,6 +52,7 @@ def shipped_config(path):
 CONFIGS = {
     **ALL,
     **{str(path.relative_to(ROOT / "configs")): shipped_config(path) for path in SHIPPED},
+    **{f"golden {name}": golden_model(name).config for name in MAPPINGS},
 }
 
 
@@ -75,7 +77,9 @@ class Case:
     def __init__(self, name, config, folder, dtype):
         is_shipped = name.endswith(".toml")
         self.name, self.folder, self.dtype = name, folder, dtype
-        self.model = Transformer(config).to(dtype).eval()
+        is_golden = name.startswith("golden ")
+        model = golden_model(name.split()[1]) if is_golden else Transformer(config)
+        self.model = model.to(dtype).eval()
         self.model.save_pretrained(folder)
         count = min(config.max_len, 130) if is_shipped else 20  # over two chunks of a kernel
         self.inputs = inputs_of(config, not is_shipped, dtype, count)
