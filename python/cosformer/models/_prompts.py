@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -34,7 +35,10 @@ def prompt_rows(
         given = ids.tolist()
     else:
         given = [row.tolist() if isinstance(row, Tensor) else row for row in ids]
-    rows = given if any(not isinstance(row, int) for row in given) else [given]
+    rows = [given] if all(isinstance(row, Integral) for row in given) else given
+    for row in rows:
+        if not isinstance(row, Sequence) or isinstance(row, str):
+            raise ValueError(f"{where}: a prompt is {row!r}, expected ints")
     if lengths is not None:
         counts = lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
         if len(counts) != len(rows):
@@ -43,7 +47,6 @@ def prompt_rows(
             if not 0 <= count <= len(row):
                 raise ValueError(f"{where}: a length is {count}, expected 0 to {len(row)}")
         rows = [row[:count] for count, row in zip(counts, rows)]  # noqa: B905
-    rows = [list(row) for row in rows]
     vocab = model.config.vocab_size
     for row in rows:
         if not row:

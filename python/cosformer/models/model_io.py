@@ -57,7 +57,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str
         # Two names may share memory in a model; in a file they are two tensors.
         out[name] = value.clone() if value.data_ptr() in seen else value
         seen.add(value.data_ptr())
-    write_atomically(path, lambda temporary: save_file(out, temporary, metadata))
+    try:
+        write_atomically(path, lambda temporary: save_file(out, temporary, metadata))
+    except SafetensorError as error:  # a full disk, say
+        raise OSError(f"cannot write '{path}': {error}") from error
 
 
 def save_model(model: Transformer, folder: str | os.PathLike[str], tokenizer: str | None) -> None:

@@ -225,6 +225,26 @@ class Transformer(nn.Module):
         x, after = self._run(ids, key_mask, state, return_state)
         return (self.logits(x), after) if after is not None else self.logits(x)
 
+    @overload
+    def hidden_states(
+        self,
+        ids: Tensor,
+        *,
+        key_mask: Tensor | None = ...,
+        state: ModelState | None = ...,
+        return_state: Literal[False] = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def hidden_states(
+        self,
+        ids: Tensor,
+        *,
+        key_mask: Tensor | None = ...,
+        state: ModelState | None = ...,
+        return_state: Literal[True],
+    ) -> tuple[Tensor, ModelState]: ...
+
     def hidden_states(
         self,
         ids: Tensor,
@@ -285,6 +305,7 @@ class Transformer(nn.Module):
         Every file appears whole or not at all; config.json last: a folder that has it is whole.
         C++ and the program ``cosformer`` read it. tokenizer "bytes" writes tokenizer.json too
         (token = byte, vocab_size at least 256), so that ``cosformer generate`` takes the folder.
+        OSError where a file cannot be written: the old one is then as it was.
         """
         save_model(self, folder, tokenizer)
 
