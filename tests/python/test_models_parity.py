@@ -81,7 +81,7 @@ class Case:
         model = golden_model(name.split()[1]) if is_golden else Transformer(config)
         self.model = model.to(dtype).eval()
         self.model.save_pretrained(folder)
-        count = min(config.max_len, 130) if is_shipped else 20  # over two chunks of a kernel
+        count = min(config.max_len, 70) if is_shipped else 20  # over a chunk of a kernel
         self.inputs = inputs_of(config, not is_shipped, dtype, count)
         save_file(self.inputs, folder / "inputs.safetensors")
 
