@@ -84,12 +84,13 @@ def test_eos_ends_a_row_and_changes_no_other():
 def test_streams_token_by_token():
     config = small_config("linear", position="none")
     model = Transformer(config).train()
-    calls = []
-    model.register_forward_hook(lambda *_: calls.append(1))
+    model.layers[1].eval()
+    modes = [module.training for module in model.modules()]
     stream = cosformer.generate_stream(model, [[1], [2, 3]], max_new_tokens=1000)
     first = next(stream)
     assert first.shape == (2,)
-    assert model.training and torch.is_grad_enabled()  # the caller's between the tokens
+    # The caller's own between the tokens.
+    assert modes == [module.training for module in model.modules()] and torch.is_grad_enabled()
     rest = list(itertools.islice(stream, 3))
     expected = cosformer.generate(model, [[1], [2, 3]], max_new_tokens=4)
     assert torch.equal(torch.stack([first, *rest], 1), expected)

@@ -155,11 +155,11 @@ BAD_TENSORS = {
     ),
     "integers": (
         lambda t: t.update({"embed.weight": torch.ones(11, 16, dtype=torch.int32)}),
-        "'embed.weight' is I32, expected a floating-point type",
+        "'embed.weight' is int32, expected a floating-point type",
     ),
     "mixed types": (
         lambda t: t.update({"head.weight": torch.ones(11, 16, dtype=torch.float64)}),
-        "'head.weight' is F64, 'embed.weight' is F32: expected one type for all",
+        "'head.weight' is float64, 'embed.weight' is float32: expected one type for all",
     ),
 }
 

@@ -62,13 +62,16 @@ def prompt_rows(
 @contextmanager
 def evaluation(model: Transformer) -> Iterator[None]:
     """Evaluation mode without gradients, for one step: between steps the model is the caller's."""
-    was_training = model.training
-    model.eval()
+    # One by one: a caller may train some parts and not others.
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        for module in training:
+            module.training = True
 
 
 def prefill(model: Transformer, rows: list[list[int]]) -> tuple[Tensor, ModelState]:

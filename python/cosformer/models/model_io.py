@@ -31,6 +31,17 @@ _DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F16": torch.float16,
 }
+#: What messages call a type of the format, as in C++.
+_TYPE_NAMES: dict[str, str] = {
+    "F32": "float32",
+    "F64": "float64",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
 _BYTE_TOKENIZER = '{\n  "format_version": 1,\n  "kind": "bytes"\n}\n'
 
 
@@ -134,15 +145,16 @@ def _check_tensors(
             raise ValueError(
                 f"{path}: tensor '{name}' has shape {shapes[name]}, expected {shape} from {because}"
             )
+        found_type = _TYPE_NAMES.get(types[name], types[name])
         if types[name] not in _DTYPES:
             raise ValueError(
-                f"{path}: tensor '{name}' is {types[name]}, expected a floating-point type"
+                f"{path}: tensor '{name}' is {found_type}, expected a floating-point type"
             )
         first = first or name
         if types[name] != types[first]:
             raise ValueError(
-                f"{path}: tensor '{name}' is {types[name]}, '{first}' is {types[first]}: expected "
-                f"one type for all"
+                f"{path}: tensor '{name}' is {found_type}, '{first}' is "
+                f"{_TYPE_NAMES[types[first]]}: expected one type for all"
             )
     if spare:
         others = f" (nor are {len(spare) - 1} others)" if len(spare) > 1 else ""
