@@ -3,8 +3,10 @@
 tests/parity/model_values.cc loads a folder that Python wrote, computes, and saves it again.
 """
 
+import dataclasses
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -217,6 +219,29 @@ BAD_CONFIGS = [
 ]
 
 
+def misspelt_keys(count):
+    """Keys with a few letters changed, left out, doubled or swapped."""
+    draw = random.Random(3)
+    keys = [field.name for field in dataclasses.fields(ModelConfig)]
+    out = []
+    while len(out) < count:
+        key = list(draw.choice(keys))
+        for _ in range(draw.randint(1, 5)):
+            at = draw.randrange(len(key) - 1)
+            change = draw.randrange(4)
+            if change == 0:
+                key[at] = draw.choice("abexyz_-Q")
+            elif change == 1 and len(key) > 3:
+                del key[at]
+            elif change == 2:
+                key.insert(at, key[at])
+            else:
+                key[at], key[at + 1] = key[at + 1], key[at]
+        if "".join(key) not in keys:
+            out.append("".join(key))
+    return out
+
+
 def test_both_say_the_same_of_a_bad_folder(tmp_path):
     """The message of every bad config, and of bad tensors, word for word."""
     folders = []
@@ -228,7 +253,7 @@ def test_both_say_the_same_of_a_bad_folder(tmp_path):
         save_file(tensors, folder / "model.safetensors")
         folders.append(folder)
 
-    for changes in BAD_CONFIGS:
+    for changes in [*BAD_CONFIGS, *({key: 1} for key in misspelt_keys(100))]:
         add({"vocab_size": 65, **changes}, {})
     good = small_config(tie_embeddings=False)
     whole = dict(Transformer(good).state_dict())
