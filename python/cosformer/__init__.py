@@ -50,7 +50,13 @@ __version__: str = torch.ops.cosformer.version()
 
 
 def isa() -> str:
-    """The instruction set that the kernels use: "avx512", "avx2" or "generic"."""
+    """The instruction set that the kernels use: "avx512", "avx2" or "generic".
+
+    Example:
+        >>> import cosformer
+        >>> cosformer.isa() in ("avx512", "avx2", "generic")
+        True
+    """
     return torch.ops.cosformer.isa()
 
 

@@ -245,6 +245,26 @@ def test_growing_copies_little():
 
 
 @torch.no_grad()
+def test_a_cache_before_a_step_knows_what_it_holds():
+    layer = cosformer.nn.SoftmaxAttention(8, 2, is_causal=True)
+    _, state = layer(torch.randn(2, 3, 8), return_state=True)
+    _, state = layer.decode_step(torch.randn(2, 1, 8), state)
+    x = torch.randn(2, 1, 8)
+    _, after = layer.decode_step(x, state)
+    assert state.size == 4 and state.position.tolist() == [4, 4] and after.position[0] == 5
+    assert relative(layer.decode_step(x, state)[0], layer(x, state=state)) <= 1e-6
+
+
+@torch.no_grad()
+def test_free_slots_of_a_ring_count_as_real():
+    layer = cosformer.nn.SoftmaxAttention(8, 2, is_causal=True, window=4)
+    mask = torch.arange(7) < torch.tensor([[7], [2]])
+    mask[1, 0] = False  # a hole, and three slots that hold nothing yet
+    _, state = layer(torch.randn(2, 7, 8), key_mask=mask, return_state=True)
+    assert state.is_ring and state.key_mask.tolist() == [[True] * 5, [False] + [True] * 4]
+
+
+@torch.no_grad()
 def test_a_memory_for_cross_attention():
     """A call that is not causal takes a state too: an encoder's memory in two parts."""
     for kind in ("softmax", "linear", "cosformer", "performer"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -92,7 +94,7 @@ class Attention(nn.Module):
         rotary_interleaved: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **others,
+        **others: Any,
     ) -> None:
         super().__init__()
         if not self.kind:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -74,7 +76,7 @@ class Block(nn.Module):
             return x + self._added(self.ffn(self.ffn_norm(x)))
         return self.ffn_norm(x + self._added(self.ffn(x)))
 
-    def forward(self, x: Tensor, **call) -> Tensor | tuple:
+    def forward(self, x: Tensor, **call: Any) -> Tensor | tuple:
         """Self attention and feed-forward.
 
         Args:
