@@ -1,13 +1,9 @@
 """The Transformer: heads, masks, states, and what PyTorch does with any module."""
 
 import copy
-import doctest
-import importlib
 import pickle
-import pkgutil
 
 import cosformer
-import cosformer.models
 import pytest
 import torch
 from cosformer.models import AttentionConfig, ModelConfig, ModelState, Transformer
@@ -316,12 +312,3 @@ def test_behaviour_44_attention_matrices():
     assert [list(m.shape) for m in matrices] == [[2, 2, 20, 20]] * 2
     assert relative(matrices[0].sum(-1), torch.ones(2, 2, 20)) < 1e-12
     assert not matrices[1].triu(1).any()
-
-
-@pytest.mark.parametrize(
-    "name", [module.name for module in pkgutil.iter_modules(cosformer.models.__path__)]
-)
-def test_examples_of_the_docstrings(name):
-    module = importlib.import_module(f"cosformer.models.{name}")
-    failures, _ = doctest.testmod(module)
-    assert failures == 0

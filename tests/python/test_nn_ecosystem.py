@@ -218,6 +218,19 @@ def test_behaviour_31_compiled_decoding_serves_every_position(name):
     assert counter.frame_count == after_half <= COMPILES[name]
 
 
+@torch.no_grad()
+def test_a_compiled_chunk_refuses_a_start_that_contradicts_its_state():
+    layer = STATEFUL["softmax_causal"].layer()
+    x = torch.randn(1, 9, EMBED)
+    _, state = layer(x[:, :4], return_state=True)
+    torch._dynamo.reset()
+    chunk = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = chunk(x[:, 4:], state=state, q_start=torch.tensor(4))
+    assert relative(found, layer(x)[:, 4:]) <= 3e-6
+    with pytest.raises(RuntimeError, match="q_start contradicts the state"):
+        chunk(x[:, 4:], state=state, q_start=torch.tensor(5))
+
+
 @pytest.mark.parametrize("kind", ["cosformer", "softmax", "linformer"])
 def test_export(kind):
     layer = cosformer.nn.attention(kind, EMBED, HEADS, **options_of(kind, kind != "linformer"))

@@ -259,8 +259,9 @@ def test_a_cache_before_a_step_knows_what_it_holds():
 def test_free_slots_of_a_ring_count_as_real():
     layer = cosformer.nn.SoftmaxAttention(8, 2, is_causal=True, window=4)
     mask = torch.arange(7) < torch.tensor([[7], [2]])
+    mask[1, 0] = False  # a hole, and three slots that hold nothing yet
     _, state = layer(torch.randn(2, 7, 8), key_mask=mask, return_state=True)
-    assert state.is_ring and state.key_mask.all()
+    assert state.is_ring and state.key_mask.tolist() == [[True] * 5, [False] + [True] * 4]
 
 
 @torch.no_grad()

@@ -13,7 +13,11 @@ from cosformer.models.transformer import Transformer
 
 
 class Hypothesis(NamedTuple):
-    """A continuation of a prompt."""
+    """A continuation of a prompt, made by ``beam_search``.
+
+    >>> Hypothesis([3, 1], log_prob=-1.0, score=-0.5).tokens
+    [3, 1]
+    """
 
     tokens: list[int]  #: new ones, eos_id included where it ends in one
     log_prob: float  #: of all its tokens

@@ -14,8 +14,14 @@ class ModelState(NamedTuple):
     softmax and bigbird a KV cache. Rows of the batch may stand at different positions.
 
     Made by ``Transformer.forward(..., return_state=True)``, which leaves the one it was given as
-    it is. Equal to ``[layer states], position``: a NamedTuple, so that torch.compile and
-    torch.utils see the tensors.
+    it is. A NamedTuple, so that torch.compile and torch.utils see the tensors.
+
+    >>> import torch, cosformer
+    >>> config = cosformer.ModelConfig(vocab_size=11, embed_dim=16, num_layers=1, num_heads=2)
+    >>> model = cosformer.Transformer(config)
+    >>> _, state = model(torch.tensor([[1, 2, 3], [4, 5, 6]]), return_state=True)
+    >>> state.select([1, 1, 0]).position
+    tensor([3, 3, 3])
     """
 
     layers: tuple[Any, ...]  #: a LinearState or a KvCache each
