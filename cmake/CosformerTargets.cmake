@@ -10,11 +10,12 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
 
-# ccache where it is installed: rebuilding another preset costs little.
+# ccache where it is installed: rebuilding another preset costs little, and with paths relative to the source so does
+# another checkout (tests/install builds one).
 find_program(COSFORMER_CCACHE ccache)
 if(COSFORMER_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      ${COSFORMER_CCACHE})
+      CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${COSFORMER_CCACHE})
 endif()
 
 add_library(cosformer_options INTERFACE)

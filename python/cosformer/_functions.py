@@ -132,6 +132,15 @@ def linear_attention(
     Raises:
         RuntimeError: for shapes, dtypes, options or positions that do not fit: what was found and
             what was expected.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.randn(2, 9, 4, 8) for _ in range(3))
+        >>> out = cosformer.linear_attention(q, k, v, feature_map="elu1", is_causal=True)
+        >>> out.shape
+        torch.Size([2, 9, 4, 8])
+        >>> torch.allclose(out[:, 0], v[:, 0], atol=1e-5)  # the first token sees itself alone
+        True
     """
     refuse_key_padding_mask(key_padding_mask, "linear_attention")
     out, new_state, _ = _linear(
@@ -184,6 +193,15 @@ def linear_attention_with_denominator(
     Returns:
         ``(out, state or None, denominator)``; denominator: [batch, q_len, heads], the sums before
         eps is applied, without gradient; empty for normalizer "none".
+
+    Example:
+        >>> import torch, cosformer
+        >>> q = torch.ones(1, 3, 1, 2)
+        >>> _, _, denominator = cosformer.linear_attention_with_denominator(
+        ...     q, q, q, is_causal=True
+        ... )
+        >>> denominator.flatten().tolist()
+        [2.0, 4.0, 6.0]
     """
     return _linear(
         q,
@@ -233,6 +251,20 @@ def cosformer_attention(
 
     ``reweight_len`` is the model's M, by default its max_len: never the length of a call, or
     padding and step-by-step decoding would change results.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.rand(1, 9, 2, 8) for _ in range(3))
+        >>> options = {"reweight_len": 64, "is_causal": True}
+        >>> whole = cosformer.cosformer_attention(q, k, v, **options)
+        >>> _, state = cosformer.cosformer_attention(
+        ...     q[:, :6], k[:, :6], v[:, :6], return_state=True, **options
+        ... )
+        >>> rest = cosformer.cosformer_attention(
+        ...     q[:, 6:], k[:, 6:], v[:, 6:], state=state, **options
+        ... )
+        >>> torch.allclose(rest, whole[:, 6:], atol=1e-5)
+        True
     """
     if reweight_len is None:
         raise ValueError(
@@ -287,6 +319,17 @@ def linear_attention_decode_step_(
     Returns:
         [rows, 1, heads, value_dim]. No gradients: inputs that require one are an error while
         gradients are recorded.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.rand(1, 5, 2, 8) for _ in range(3))
+        >>> whole, _ = cosformer.linear_attention(q, k, v, is_causal=True, return_state=True)
+        >>> _, state = cosformer.linear_attention(
+        ...     q[:, :4], k[:, :4], v[:, :4], is_causal=True, return_state=True
+        ... )
+        >>> step = cosformer.linear_attention_decode_step_(q[:, 4:], k[:, 4:], v[:, 4:], state)
+        >>> torch.allclose(step, whole[:, 4:], atol=1e-5), state.position.item()
+        (True, 5)
     """
     return _decode_step_(
         q,
@@ -326,10 +369,25 @@ def apply_rotary(
 
     Returns:
         Shape and dtype of x; angles are computed in double.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 2, 8)
+        >>> def score(i, j):  # depends on the distance alone
+        ...     turned = [cosformer.apply_rotary(x, start=at) for x, at in ((q, i), (k, j))]
+        ...     return (turned[0] * turned[1]).sum()
+        >>> torch.allclose(score(9, 4), score(105, 100), atol=1e-4)
+        True
     """
     return _apply_rotary(x, positions, start, base, interleaved, False)
 
 
 def sinusoidal_positions(max_len: int, dim: int) -> Tensor:
-    """The table of Vaswani et al. 2017: float32 [max_len, dim], sin on even, cos on odd dims."""
+    """The table of Vaswani et al. 2017: float32 [max_len, dim], sin on even, cos on odd dims.
+
+    Example:
+        >>> import cosformer
+        >>> cosformer.sinusoidal_positions(3, 4)[0].tolist()
+        [0.0, 1.0, 0.0, 1.0]
+    """
     return _ops.sinusoidal_positions(max_len, dim)

@@ -44,6 +44,13 @@ def attention_matrix(kind: str, q: Tensor, k: Tensor, **options) -> Tensor:
         [batch, heads, q_len, kv_len] in q's dtype. Times the values it is the output; rows sum to 1
         where the sum of weights is at least eps, but not with rotary positions, nor for Linformer,
         whose values are mixed by ``value_len_proj``.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k = torch.randn(1, 4, 2, 8), torch.randn(1, 4, 2, 8)
+        >>> weights = cosformer.attention_matrix("softmax", q, k, is_causal=True)
+        >>> weights.shape, bool((weights.triu(1) == 0).all())
+        (torch.Size([1, 2, 4, 4]), True)
     """
     if kind not in _KINDS:
         known = ", ".join(repr(name) for name in _KINDS)

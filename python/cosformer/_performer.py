@@ -29,6 +29,12 @@ def performer_projection(
 
     Rows are Gaussian; orthogonal ones are so within blocks of head_dim rows, which lowers the
     variance. From the seed alone, the same on every machine.
+
+    Example:
+        >>> import torch, cosformer
+        >>> rows = cosformer.performer_projection(8, 8, seed=3)
+        >>> torch.allclose(rows @ rows.T, (rows @ rows.T).diag().diag(), atol=1e-4)
+        True
     """
     return _ops.performer_projection(num_features, head_dim, orthogonal, seed)
 
@@ -73,6 +79,15 @@ def performer_attention(
     Raises:
         RuntimeError: for shapes, dtypes, options or positions that do not fit: what was found and
             what was expected.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (0.3 * torch.randn(1, 9, 2, 8) for _ in range(3))
+        >>> projection = cosformer.performer_projection(4096, 8, seed=0)
+        >>> out = cosformer.performer_attention(q, k, v, projection)
+        >>> exact = cosformer.softmax_attention(q, k, v)
+        >>> bool((out - exact).norm() < 0.1 * exact.norm())
+        True
     """
     refuse_key_padding_mask(key_padding_mask, "performer_attention")
     tensors = _NO_STATE
@@ -122,6 +137,19 @@ def performer_attention_decode_step_(
     Returns:
         [rows, 1, heads, value_dim]. No gradients: inputs that require one are an error while
         gradients are recorded.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.randn(1, 5, 2, 8) for _ in range(3))
+        >>> projection = cosformer.performer_projection(32, 8, seed=0)
+        >>> whole = cosformer.performer_attention(q, k, v, projection, is_causal=True)
+        >>> _, state = cosformer.performer_attention(
+        ...     q[:, :4], k[:, :4], v[:, :4], projection, is_causal=True, return_state=True
+        ... )
+        >>> token = q[:, 4:], k[:, 4:], v[:, 4:]
+        >>> step = cosformer.performer_attention_decode_step_(*token, projection, state)
+        >>> torch.allclose(step, whole[:, 4:], atol=1e-5)
+        True
     """
     if state.log_scale is None:
         raise ValueError(

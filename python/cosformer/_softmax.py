@@ -136,6 +136,16 @@ def softmax_attention(
 
     Raises:
         RuntimeError: for shapes, dtypes or options that do not fit: what was found and expected.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = torch.randn(1, 9, 4, 8), torch.randn(1, 9, 2, 8), torch.randn(1, 9, 2, 8)
+        >>> out = cosformer.softmax_attention(q, k, v, is_causal=True, window=(3, 0))
+        >>> other = v.clone()
+        >>> other[:, 4] = torch.nan  # whatever it holds, tokens that do not see it stay the same
+        >>> again = cosformer.softmax_attention(q, k, other, is_causal=True, window=(3, 0))
+        >>> torch.equal(again[:, :4], out[:, :4]), torch.equal(again[:, 8:], out[:, 8:])
+        (True, True)
     """
     refuse_key_padding_mask(key_padding_mask, "softmax_attention")
     out, _ = _softmax_attention(
@@ -205,6 +215,21 @@ def softmax_attention_decode_step_(
     Returns:
         [rows, 1, heads, value_dim]. No gradients: inputs that require one are an error while
         gradients are recorded.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.randn(1, 5, 2, 8) for _ in range(3))
+        >>> keys, values = torch.zeros(2, 1, 8, 2, 8)  # room for 8 tokens
+        >>> position = torch.zeros(1, dtype=torch.int64)
+        >>> steps = [
+        ...     cosformer.softmax_attention_decode_step_(
+        ...         *(x[:, t : t + 1] for x in (q, k, v)), keys, values, position
+        ...     )
+        ...     for t in range(5)
+        ... ]
+        >>> whole = cosformer.softmax_attention(q, k, v, is_causal=True)
+        >>> torch.allclose(torch.cat(steps, 1), whole, atol=1e-5), position.item()
+        (True, 5)
     """
     return _decode_step_(
         q,
@@ -255,6 +280,13 @@ def linformer_attention(
 
     Returns:
         [batch, q_len, heads, value_dim] in q's dtype.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.randn(1, 9, 2, 8) for _ in range(3))
+        >>> projections = torch.randn(2, 64, 4)  # of up to 64 keys to 4
+        >>> cosformer.linformer_attention(q, k, v, *projections).shape
+        torch.Size([1, 9, 2, 8])
     """
     refuse_key_padding_mask(key_padding_mask, "linformer_attention")
     return _linformer_attention(
@@ -301,6 +333,15 @@ def longformer_attention(
 
     Returns:
         [batch, q_len, heads, value_dim] in q's dtype.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.randn(1, 9, 2, 8) for _ in range(3))
+        >>> first = torch.arange(9)[None] < 1
+        >>> cosformer.longformer_attention(
+        ...     q, k, v, q, k, v, window=(2, 2), global_mask=first
+        ... ).shape
+        torch.Size([1, 9, 2, 8])
     """
     refuse_key_padding_mask(key_padding_mask, "longformer_attention")
     arguments = _arguments(
@@ -341,6 +382,12 @@ def bigbird_attention(
 
     Returns:
         [batch, q_len, heads, value_dim] in q's dtype.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.randn(1, 30, 2, 8) for _ in range(3))
+        >>> cosformer.bigbird_attention(q, k, v, block_size=4, num_random_blocks=1).shape
+        torch.Size([1, 30, 2, 8])
     """
     refuse_key_padding_mask(key_padding_mask, "bigbird_attention")
     arguments = _arguments(q, k, v, block_size=block_size, where="bigbird_attention", **options)
@@ -369,6 +416,12 @@ def bigbird_block_mask(
         global_blocks: how many of the first and of the last blocks see all and are seen by all.
         is_causal: only blocks up to the row's own, and no last global blocks: a row does not change
             as the sequence grows.
+
+    Example:
+        >>> import cosformer
+        >>> mask = cosformer.bigbird_block_mask(1, 9, num_random_blocks=2, seed=0)
+        >>> mask[0, 4].sum().item()  # three of the window, two global, two random
+        7
     """
     return _ops.bigbird_block_mask(
         num_heads,
@@ -402,5 +455,11 @@ def t5_relative_bias(weight: Tensor, *, bidirectional: bool, max_distance: int =
 
     Returns:
         [heads, 2 max_distance + 1], differentiable by weight.
+
+    Example:
+        >>> import torch, cosformer
+        >>> weight = torch.randn(32, 4)
+        >>> cosformer.t5_relative_bias(weight, bidirectional=True).shape
+        torch.Size([4, 257])
     """
     return _ops.t5_relative_bias(weight, bidirectional, max_distance)

@@ -16,6 +16,15 @@ class LinearState(NamedTuple):
     A row is a batch row, or a packed sequence. float32, or float64 for float64 inputs. Made by
     ``linear_attention(..., return_state=True)`` or ``performer_attention``; a call whose options
     differ from those that made it is an error. Gradients flow through it both ways.
+
+    Example:
+        >>> import torch, cosformer
+        >>> q, k, v = (torch.rand(2, 9, 4, 8) for _ in range(3))
+        >>> _, state = cosformer.linear_attention(q, k, v, is_causal=True, return_state=True)
+        >>> state.kv_state.shape, state.position.tolist()
+        (torch.Size([2, 4, 8, 8]), [9, 9])
+        >>> state.select([1, 1, 0]).kv_state.shape
+        torch.Size([3, 4, 8, 8])
     """
 
     kv_state: Tensor  #: [rows, kv_heads, features, value_dim]

@@ -10,10 +10,10 @@ from conftest import BUILD, ROOT, run
 README = (ROOT / "README.md").read_text()
 
 
-def block(language):
+def block(language, which=0, of=1):
     found = re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
-    assert len(found) == 1, f"README.md has {len(found)} {language} blocks, expected 1"
-    return found[0]
+    assert len(found) == of, f"README.md has {len(found)} {language} blocks, expected {of}"
+    return found[which]
 
 
 def test_cpp_program(build_consumer, torch_dir, tmp_path):
@@ -28,14 +28,25 @@ def test_cpp_program(build_consumer, torch_dir, tmp_path):
     assert run(program).strip() == "[1, 4096, 8, 64] [1, 1, 8, 64]"
 
 
+def run_python(program):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    return run(sys.executable, "-c", program, env=environment)
+
+
 def test_python_program():
-    out = run(
-        sys.executable,
-        "-c",
-        block("python"),
-        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
-    )
+    out = run_python(block("python", 0, of=2))
     assert "torch.Size([1, 4096, 8, 64]) torch.Size([1, 1, 8, 64]) tensor([4097])" in out
+
+
+def test_python_comparison_of_kinds():
+    program = block("python", 1, of=2)
+    assert program == (ROOT / "examples/compare_kinds.py").read_text()
+    lines = run_python(program).splitlines()
+    kinds = "softmax cosformer linear performer linformer longformer bigbird".split()
+    assert [line.split()[0] for line in lines] == kinds
+    for line in lines:
+        found = re.fullmatch(r"\w+ +\d+ ms +\d+ MB   from softmax: (\d+\.\d\d)", line)
+        assert found and (float(found[1]) == 0) == line.startswith("softmax"), line
 
 
 def test_program_commands(tmp_path):

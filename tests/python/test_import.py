@@ -24,8 +24,11 @@ def import_in(path, **environment):
     return result.stderr.strip().splitlines()[-1] if result.returncode else ""
 
 
-def copied_package(tmp_path):
+def copied_package(tmp_path, in_tree=True):
+    """As in a source tree, or as pip leaves it: without one around it."""
     shutil.copytree(PYTHON / "cosformer", tmp_path / "python" / "cosformer")
+    if in_tree:
+        (tmp_path / "CMakeLists.txt").touch()
     return tmp_path / "python"
 
 
@@ -39,10 +42,19 @@ def copied_library(folder, torch_version=None):
     return target
 
 
+REINSTALL = "`pip install --no-build-isolation --force-reinstall --no-deps .`"
+
+
 def test_behaviour_36_no_library(tmp_path):
     message = import_in(copied_package(tmp_path))
     assert message.startswith("ImportError: cosformer: its operator library")
-    assert "make build" in message and "COSFORMER_LIBRARY" in message
+    assert "`make build`" in message and "COSFORMER_LIBRARY" in message and "pip" not in message
+
+
+def test_behaviour_36_no_library_where_pip_installed(tmp_path):
+    message = import_in(copied_package(tmp_path, in_tree=False))
+    assert message.startswith("ImportError: cosformer: its operator library")
+    assert REINSTALL in message and "make" not in message
 
 
 def test_behaviour_36_a_library_that_does_not_exist_or_load(tmp_path):
@@ -56,12 +68,21 @@ def test_behaviour_36_a_library_that_does_not_exist_or_load(tmp_path):
 
 
 def test_behaviour_37_another_torch(tmp_path):
+    for in_tree, again in ((True, "`make build`"), (False, REINSTALL)):
+        folder = tmp_path / str(in_tree)
+        package = copied_package(folder, in_tree)
+        copied_library(package / "cosformer", torch_version="2.1.0")
+        message = import_in(package)
+        assert message.startswith("ImportError: cosformer: ")
+        assert f"was built for torch 2.1.0, this is torch {torch.__version__}" in message
+        assert '`pip install "torch==2.1.*"`' in message and again in message
+
+
+def test_behaviour_37_another_patch_release_is_the_same_torch(tmp_path):
     package = copied_package(tmp_path)
-    copied_library(package / "cosformer", torch_version="2.1.0")
-    message = import_in(package)
-    assert message.startswith("ImportError: cosformer: ")
-    assert f"was built for torch 2.1.0, this is torch {torch.__version__}" in message
-    assert "pip install torch==2.1.0" in message
+    minor = ".".join(torch.__version__.split(".")[:2])
+    copied_library(package / "cosformer", torch_version=f"{minor}.999")
+    assert import_in(package) == ""
 
 
 def test_no_record_of_the_torch_version(tmp_path):
@@ -76,8 +97,13 @@ def test_no_record_of_the_torch_version(tmp_path):
 
 def test_no_torch(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch')")
-    message = import_in(f"{tmp_path}{os.pathsep}{PYTHON}")
+    package = copied_package(tmp_path)
+    message = import_in(f"{tmp_path}{os.pathsep}{package}")
     assert message.startswith("ImportError: cosformer needs PyTorch")
+    assert message.endswith("`pip install torch`")
+    copied_library(package / "cosformer", torch_version="2.1.0")
+    message = import_in(f"{tmp_path}{os.pathsep}{package}")
+    assert message.endswith('`pip install "torch==2.1.*"`')
 
 
 def test_the_library_beside_the_package_and_in_a_build_tree(tmp_path):

@@ -1,0 +1,1 @@
+"""cosformer inside other libraries; none of them is imported before it is asked for."""
