@@ -12,10 +12,28 @@ void copy_integers(const at::Tensor& tensor, int64_t count, int64_t stride,
   for (int64_t i = 0; i < count; ++i) to[i] = data[i * stride];
 }
 
+void check_has_values(const at::Tensor& tensor) {
+  if (!tensor.key_set().has(c10::DispatchKey::Python) && !tensor.is_meta())
+    return;
+  fail(
+      "cosformer: the portable path looks at the values of starts, offsets and "
+      "masks, and found a tensor that is only traced (torch.compile, "
+      "torch.export, opcheck), expected values: trace the operator without "
+      "_portable in its name");
+}
+
 }  // namespace
+
+std::vector<int64_t> host_integers(const at::Tensor& tensor) {
+  check_has_values(tensor);
+  const at::Tensor host = tensor.to(at::kCPU, at::kLong).contiguous();
+  const int64_t* data = host.const_data_ptr<int64_t>();
+  return {data, data + host.numel()};
+}
 
 const int64_t* integers(const at::Tensor& tensor, int64_t rows,
                         Integers& buffer) {
+  check_has_values(tensor);
   if (!tensor.is_cpu()) return integers(tensor.to(at::kCPU), rows, buffer);
   const int64_t count = tensor.dim() == 0 ? rows : tensor.size(0);
   const int64_t stride = tensor.dim() == 0 ? 0 : tensor.stride(0);

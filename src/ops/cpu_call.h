@@ -4,6 +4,9 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "ops/call.h"
 #include "ops/views.h"
 
@@ -12,6 +15,11 @@ namespace cosformer::ops {
 // kValuesOnly: for a kind's check on any device, with addresses that are not to
 // be followed; small integer tensors are copied to the host.
 enum class Content { kAll, kValuesOnly };
+
+// An integer tensor's values in order, on the host. Throws where the tensor has
+// none (torch.compile and opcheck trace with such), which would be a read of
+// address 0.
+std::vector<int64_t> host_integers(const at::Tensor& tensor);
 
 using Integers = c10::SmallVector<int64_t, 8>;
 // A tensor's integers, on the host; a 0-dim tensor is repeated for every row.

@@ -9,6 +9,7 @@
 #include <numbers>
 #include <vector>
 
+#include "ops/cpu_call.h"
 #include "ops/linear_checks.h"
 #include "ops/rotary.h"
 
@@ -333,14 +334,9 @@ ForwardOutputs portable_linear_attention(const LinearCall& call,
   if (!call.cu_seqlens_q) return finish(portable.forward(all));
 
   // Packed: one sequence after the other.
-  const auto offsets = [](const at::Tensor& tensor) {
-    return tensor.to(at::kCPU, at::kLong).contiguous();
-  };
-  const at::Tensor q_offsets = offsets(*call.cu_seqlens_q);
-  const at::Tensor k_offsets =
-      call.cu_seqlens_k ? offsets(*call.cu_seqlens_k) : q_offsets;
-  const int64_t* q_at = q_offsets.const_data_ptr<int64_t>();
-  const int64_t* k_at = k_offsets.const_data_ptr<int64_t>();
+  const std::vector<int64_t> q_at = host_integers(*call.cu_seqlens_q);
+  const std::vector<int64_t> k_at =
+      call.cu_seqlens_k ? host_integers(*call.cu_seqlens_k) : q_at;
   std::vector<std::vector<at::Tensor>> parts(6);
   for (int64_t s = 0; s < count; ++s) {
     const auto row = [s](const at::Tensor& tensor) {

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "ops/call_checks.h"
+#include "ops/cpu_call.h"
 #include "ops/linear_portable.h"
 
 namespace cosformer::ops {
@@ -220,12 +221,6 @@ at::Tensor start_of(const OptionalTensor& start, const OptionalTensor& fallback,
   return chosen->to(integers.device()).expand({rows});
 }
 
-std::vector<int64_t> offsets_of(const at::Tensor& tensor) {
-  const at::Tensor host = tensor.to(at::kCPU, at::kLong).contiguous();
-  const int64_t* data = host.const_data_ptr<int64_t>();
-  return {data, data + host.numel()};
-}
-
 }  // namespace
 
 PerformerOutputs portable_performer_attention(const PerformerCall& call,
@@ -266,9 +261,9 @@ PerformerOutputs portable_performer_attention(const PerformerCall& call,
     return finish(Portable(call, return_state, wide_gradient).forward(all));
 
   // Packed: one sequence after the other; none: one of no tokens, for shapes.
-  std::vector<int64_t> q_at = offsets_of(*call.cu_seqlens_q);
+  std::vector<int64_t> q_at = host_integers(*call.cu_seqlens_q);
   std::vector<int64_t> k_at =
-      call.cu_seqlens_k ? offsets_of(*call.cu_seqlens_k) : q_at;
+      call.cu_seqlens_k ? host_integers(*call.cu_seqlens_k) : q_at;
   std::vector<std::vector<at::Tensor>> parts(7);
   const int64_t runs = std::max<int64_t>(count, 1);
   if (count == 0) q_at = k_at = {0, 0};

@@ -11,6 +11,7 @@
 
 #include "cosformer/kernels.h"
 #include "ops/call_checks.h"
+#include "ops/cpu_call.h"
 #include "ops/softmax_checks.h"
 
 namespace cosformer::ops {
@@ -163,15 +164,13 @@ class Portable {
 
   // [batch, heads, queries, kv_len]: which weights dropout takes away.
   at::Tensor dropped(const Rows& rows, int64_t first, int64_t end) const {
-    const at::Tensor p_q =
-        rows.q_positions.slice(1, first, end).to(at::kCPU).contiguous();
-    const at::Tensor p_k = rows.k_positions.to(at::kCPU).contiguous();
+    const std::vector<int64_t> q_at =
+        host_integers(rows.q_positions.slice(1, first, end));
+    const std::vector<int64_t> k_at = host_integers(rows.k_positions);
     const int64_t batch = rows.q.size(0), heads = rows.q.size(2);
-    const int64_t q_len = end - first, kv_len = p_k.size(1);
+    const int64_t q_len = end - first, kv_len = rows.k_positions.size(1);
     at::Tensor result = at::empty({batch, heads, q_len, kv_len}, at::kBool);
     bool* to = result.mutable_data_ptr<bool>();
-    const int64_t* q_at = p_q.const_data_ptr<int64_t>();
-    const int64_t* k_at = p_k.const_data_ptr<int64_t>();
     for (int64_t b = 0; b < batch; ++b)
       for (int64_t h = 0; h < heads; ++h)
         for (int64_t i = 0; i < q_len; ++i)
@@ -296,21 +295,16 @@ SoftmaxOutputs portable_softmax_attention(const SoftmaxCall& call,
   }
 
   // Packed: one sequence after the other.
-  const auto offsets = [](const at::Tensor& tensor) {
-    return tensor.to(at::kCPU, at::kLong).contiguous();
-  };
-  const at::Tensor q_offsets = offsets(*call.cu_seqlens_q);
-  const at::Tensor k_offsets =
-      call.cu_seqlens_k ? offsets(*call.cu_seqlens_k) : q_offsets;
-  const int64_t* q_at = q_offsets.const_data_ptr<int64_t>();
-  const int64_t* k_at = k_offsets.const_data_ptr<int64_t>();
+  const std::vector<int64_t> q_at = host_integers(*call.cu_seqlens_q);
+  const std::vector<int64_t> k_at =
+      call.cu_seqlens_k ? host_integers(*call.cu_seqlens_k) : q_at;
   const auto start_of = [](const OptionalTensor& start, int64_t s) {
     return start && start->dim() == 1
                ? OptionalTensor(start->slice(0, s, s + 1))
                : start;
   };
   std::vector<at::Tensor> outs, sums;
-  for (int64_t s = 0; s + 1 < q_offsets.size(0); ++s) {
+  for (int64_t s = 0; s + 1 < static_cast<int64_t>(q_at.size()); ++s) {
     const auto keys = [&](const at::Tensor& tensor) {
       return tensor.defined() ? tensor.slice(1, k_at[s], k_at[s + 1]) : tensor;
     };

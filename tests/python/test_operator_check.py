@@ -8,6 +8,7 @@ import test_softmax_operators as softmax
 import torch
 from cosformer._softmax import _arguments
 from helpers import inputs
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 OPS = torch.ops.cosformer
 # A portable path looks at values (masks, starts, offsets, seeds) to choose its way, and files are
@@ -45,6 +46,25 @@ def test_opcheck_performer_attention_portable(is_causal):
     args = (q.requires_grad_(), k, v, projection, *(None,) * 11, is_causal)
     args = (*args, "performer", "performer", True, True)
     check(OPS.performer_attention_portable, args, UNTRACED)
+
+
+def fake(mode, value):
+    return mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+
+
+def test_portable_paths_refuse_to_be_traced_where_values_decide():
+    """An error that names what helps; it was a read of address 0 once."""
+    offsets = torch.tensor([0, 3, 5])
+    q, k, v = (torch.randn(1, 5, 2, 4) for _ in range(3))
+    packed = {"cu_seqlens_q": offsets, "is_causal": True}
+    linear_args = (*linear.arguments(q, k, v, **packed), *linear.spec(packed), True, True)
+    calls = [
+        (OPS.linear_attention_portable, linear_args),
+        (OPS.softmax_attention_portable, (*_arguments(q, k, v, **packed), True)),
+    ]
+    for operator, args in calls:
+        with FakeTensorMode() as mode, pytest.raises(RuntimeError, match="without _portable"):
+            operator(*(fake(mode, value) for value in args))
 
 
 def test_opcheck_of_files_and_facts(tmp_path):
