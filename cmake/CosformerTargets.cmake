@@ -14,7 +14,7 @@ endif()
 # another checkout (tests/install builds one).
 find_program(COSFORMER_CCACHE ccache)
 if(COSFORMER_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=time_macros,include_file_mtime,include_file_ctime
       CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${COSFORMER_CCACHE})
 endif()
 
