@@ -33,9 +33,9 @@ test: build
 	cd $(BUILD) && ctest --output-on-failure -j 1
 	$(if $(filter torch-free asan tsan,$(PRESET)),,$(PYTESTS))
 
-# A run a folder: each has a conftest.py of its own.
+# A run a folder: each has a conftest.py of its own. A file's tests stay in one process.
 PYTESTS = export COSFORMER_BUILD=$(CURDIR)/$(BUILD) COSFORMER_LIBRARY=$(CURDIR)/$(BUILD)/python/libcosformer_torch.so; \
-	for part in python cli install; do $(PYTHON) -m pytest -q tests/$$part || exit 1; done
+	for part in python cli install; do $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile tests/$$part || exit 1; done
 
 bench: build
 	@tools/bench.sh $(BUILD)

@@ -25,7 +25,7 @@ if(COSFORMER_WERROR)
   target_compile_options(cosformer_options INTERFACE -Werror)
 endif()
 if(COSFORMER_SANITIZE)
-  add_compile_options(-fsanitize=${COSFORMER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+  add_compile_options(-fsanitize=${COSFORMER_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)
   add_link_options(-fsanitize=${COSFORMER_SANITIZE})
 endif()
 
