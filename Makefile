@@ -30,7 +30,7 @@ demo: setup $(BUILD)/build.ninja
 	@tools/demo.sh $(BUILD)/cli/cosformer "$(DATA)"
 
 test: build
-	cd $(BUILD) && ctest --output-on-failure -j 1
+	cd $(BUILD) && ctest --output-on-failure -j $(JOBS)
 	$(if $(filter torch-free asan tsan,$(PRESET)),,$(PYTESTS))
 
 # A run a folder: each has a conftest.py of its own. A file's tests stay in one process.
