@@ -176,6 +176,7 @@ def test_wheel_holds_the_package_its_library_and_highway(wheel):
         "Requires-Python: >=3.10",
         "Requires-Dist: torch==2.13.*",
         "Requires-Dist: safetensors>=0.4",
+        "Requires-Dist: numpy",
         "Provides-Extra: transformers",
     ):
         assert line in metadata.splitlines()
