@@ -7,13 +7,14 @@ import json
 import math
 import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from cosformer._files import write_atomically
 
 _DTYPES = {
     "F64": torch.float64,
@@ -44,27 +45,14 @@ def write(
         offset += data.numel()
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    target = Path(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=target.name + ".tmp.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+
+    def fill(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for data in parts:
                 file.write(ctypes.string_at(data.data_ptr(), data.numel()))
-            file.flush()
-            mask = os.umask(0)
-            os.umask(mask)
-            os.fchmod(file.fileno(), 0o666 & ~mask)  # mkstemp makes it private
-            os.fsync(file.fileno())
-        os.rename(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    folder = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+
+    write_atomically(Path(path), fill)
 
 
 def read(path: str | os.PathLike[str], where: str) -> tuple[dict[str, Tensor], dict[str, str]]:

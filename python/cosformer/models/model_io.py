@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from cosformer.models._files import write_atomically, write_text
+from cosformer._files import write_atomically, write_text
 from cosformer.models._nearest_key import nearest_key
 from cosformer.models.config import ModelConfig
 

@@ -72,12 +72,7 @@ class CachedAttention(Attention):
             **self._options_of_call(call.relative_bias),
             **self._dropout_options(heads.q),
             "is_causal": self.is_causal,
-            "q_start": call.q_start,
-            "kv_start": call.kv_start,
-            "key_mask": call.key_mask,
-            "query_mask": call.query_mask,
-            "cu_seqlens_q": call.cu_seqlens_q,
-            "cu_seqlens_k": call.cu_seqlens_k,
+            **call.placement(),
         }
         return Result(self._whole(inputs, heads, call, options))
 

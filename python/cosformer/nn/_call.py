@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -27,6 +27,17 @@ class Call(NamedTuple):
     return_denominator: bool = False
     global_mask: Tensor | None = None
     relative_bias: Tensor | None = None
+
+    def placement(self) -> dict[str, Any]:
+        """Positions, masks and packing, by the names that the functions of every kind take."""
+        return {
+            "q_start": self.q_start,
+            "kv_start": self.kv_start,
+            "key_mask": self.key_mask,
+            "query_mask": self.query_mask,
+            "cu_seqlens_q": self.cu_seqlens_q,
+            "cu_seqlens_k": self.cu_seqlens_k,
+        }
 
 
 class Inputs(NamedTuple):

@@ -82,12 +82,7 @@ class _LinearBase(Attention):
         heads = self._project(inputs)
         options = {
             **self._options_of_call(),
-            "q_start": call.q_start,
-            "kv_start": call.kv_start,
-            "key_mask": call.key_mask,
-            "query_mask": call.query_mask,
-            "cu_seqlens_q": call.cu_seqlens_q,
-            "cu_seqlens_k": call.cu_seqlens_k,
+            **call.placement(),
             "state": linear_state_of(call.state, self.kind),
             "return_state": call.return_state,
         }

@@ -103,12 +103,7 @@ class PerformerAttention(Attention):
             *heads,
             self.projection,
             is_causal=self.is_causal,
-            q_start=call.q_start,
-            kv_start=call.kv_start,
-            key_mask=call.key_mask,
-            query_mask=call.query_mask,
-            cu_seqlens_q=call.cu_seqlens_q,
-            cu_seqlens_k=call.cu_seqlens_k,
+            **call.placement(),
             state=state,
             return_state=call.return_state,
         )

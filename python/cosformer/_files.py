@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     After an error the old file is as it was and no temporary is left.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    writer = f"{os.getpid()}.{threading.get_ident()}"  # two threads may save to one place
+    temporary = path.with_name(f".{path.name}.{writer}.tmp")
     try:
         write(temporary)
         _sync(temporary)
