@@ -1,0 +1,6 @@
+NAME = "torch_compile"
+PIP = None
+
+
+def comparisons(options):
+    return iter(())
