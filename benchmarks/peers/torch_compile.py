@@ -28,8 +28,7 @@ _REQUIRED = {FORWARD: 6.0, BOTH: 5.0}
 
 
 def _phases(x: Tensor, last: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    wide = torch.cat((x, last), -1)
-    return torch.cat((wide * cos, wide * sin), -1)
+    return torch.cat((x * cos, last * cos, x * sin, last * sin), -1)
 
 
 def _forward_step(
