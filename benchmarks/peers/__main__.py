@@ -36,14 +36,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--lengths", type=_numbers, help="default 64,256,1024,4096")
     parser.add_argument("--head-dims", type=_numbers, default=(64,))
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--threads", type=_numbers, default=(1, 2))
+    parser.add_argument("--threads", type=_numbers, help="default 1,2")
     parser.add_argument("--only", help="of what is named so: a part of ours or of the peer")
     parser.add_argument("--rounds", type=int, default=7, help="at most, for each pass")
     parser.add_argument(
         "--quick", action="store_true", help="up to 1,024 tokens, 3 rounds, 1 thread"
     )
     parser.add_argument(
-        "--required", action="store_true", help="only what the project has set a figure for"
+        "--required",
+        action="store_true",
+        help="only what the project has set a figure for: 1 thread",
     )
     parser.add_argument("--memory", action="store_true", help="peak memory of both sides too")
     parser.add_argument(
@@ -57,9 +59,10 @@ def _arguments() -> argparse.Namespace:
     )
     args = parser.parse_args()
     if args.quick:
-        args.rounds, args.threads = 3, (1,)
+        args.rounds = 3
         args.lengths = args.lengths or (64, 256, 1024)
     args.lengths = args.lengths or (64, 256, 1024, 4096)
+    args.threads = args.threads or ((1,) if args.quick or args.required else (1, 2))
     return args
 
 

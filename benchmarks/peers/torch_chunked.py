@@ -54,53 +54,58 @@ def two_phases(x: Tensor, last: Tensor | float, cos: Tensor, sin: Tensor, out: T
     return out
 
 
+def forward_chunks(
+    q: Tensor, k: Tensor, v: Tensor, tables: Tables, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v: [heads, seq, dim] (rows x heads in one). The output; where a backward will want
+    them (``keep``), the denominators, and the states before each chunk."""
+    heads, length, dim = q.shape
+    chunk = min(CHUNK, length)
+    chunks = length // chunk
+    out = torch.empty_like(v)
+    denominators = q.new_empty(heads, length, 1)
+    states = q.new_empty(chunks if keep else 1, heads, dim, 2 * dim + 2)
+    fq, fk, sums = (q.new_empty(heads, chunk, dim) for _ in range(3))
+    phases, read = (q.new_empty(heads, chunk, 2 * dim + 2) for _ in range(2))
+    scores = q.new_empty(heads, chunk, chunk)
+    denominator = q.new_empty(heads, chunk, 1)
+    for c in range(chunks):
+        rows = slice(c * chunk, (c + 1) * chunk)
+        cos, sin = tables.cos[rows], tables.sin[rows]
+        torch.clamp_min(q[:, rows], 0, out=fq)
+        torch.clamp_min(k[:, rows], 0, out=fk)
+        torch.bmm(fq, fk.mT, out=scores).mul_(tables.triangle)
+        torch.sum(scores, -1, keepdim=True, out=denominator)
+        before = states[c if keep else 0]
+        if c > 0:
+            torch.bmm(fq, before, out=read)
+            torch.mul(read[..., :dim], cos, out=sums)
+            sums.addcmul_(read[..., dim + 1 : -1], sin).baddbmm_(scores, v[:, rows])
+            denominator.addcmul_(read[..., dim : dim + 1], cos).addcmul_(read[..., -1:], sin)
+        else:
+            torch.bmm(scores, v[:, rows], out=sums)
+        if keep:
+            denominators[:, rows] = denominator
+        torch.div(sums, denominator.clamp_min_(EPS), out=out[:, rows])
+        if c + 1 < chunks:
+            two_phases(v[:, rows], 1.0, cos, sin, phases)
+            if c == 0:
+                torch.bmm(fk.mT, phases, out=states[1 if keep else 0])
+            elif keep:
+                torch.baddbmm(before, fk.mT, phases, out=states[c + 1])
+            else:
+                before.baddbmm_(fk.mT, phases)
+    return out, denominators, states
+
+
 class ChunkedCosformer(torch.autograd.Function):
-    """q, k, v: [heads, seq, dim] (rows x heads in one)."""
+    """q, k, v: [heads, seq, dim]."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, tables: Tables, keep: bool
-    ) -> Tensor:
-        heads, length, dim = q.shape
-        chunk = min(CHUNK, length)
-        chunks = length // chunk
-        out = torch.empty_like(v)
-        denominators = q.new_empty(heads, length, 1)
-        # One state for inference; all of them where a backward will want them.
-        states = q.new_empty(chunks if keep else 1, heads, dim, 2 * dim + 2)
-        fq, fk, sums = (q.new_empty(heads, chunk, dim) for _ in range(3))
-        phases, read = (q.new_empty(heads, chunk, 2 * dim + 2) for _ in range(2))
-        scores = q.new_empty(heads, chunk, chunk)
-        denominator = q.new_empty(heads, chunk, 1)
-        for c in range(chunks):
-            rows = slice(c * chunk, (c + 1) * chunk)
-            cos, sin = tables.cos[rows], tables.sin[rows]
-            torch.clamp_min(q[:, rows], 0, out=fq)
-            torch.clamp_min(k[:, rows], 0, out=fk)
-            torch.bmm(fq, fk.mT, out=scores).mul_(tables.triangle)
-            torch.sum(scores, -1, keepdim=True, out=denominator)
-            before = states[c if keep else 0]
-            if c > 0:
-                torch.bmm(fq, before, out=read)
-                torch.mul(read[..., :dim], cos, out=sums)
-                sums.addcmul_(read[..., dim + 1 : -1], sin).baddbmm_(scores, v[:, rows])
-                denominator.addcmul_(read[..., dim : dim + 1], cos).addcmul_(read[..., -1:], sin)
-            else:
-                torch.bmm(scores, v[:, rows], out=sums)
-            if keep:
-                denominators[:, rows] = denominator
-            torch.div(sums, denominator.clamp_min_(EPS), out=out[:, rows])
-            if c + 1 < chunks:
-                two_phases(v[:, rows], 1.0, cos, sin, phases)
-                if c == 0:
-                    torch.bmm(fk.mT, phases, out=states[1 if keep else 0])
-                elif keep:
-                    torch.baddbmm(before, fk.mT, phases, out=states[c + 1])
-                else:
-                    before.baddbmm_(fk.mT, phases)
-        if keep:
-            ctx.save_for_backward(q, k, v, out, denominators, states)
-            ctx.tables = tables
+    def forward(ctx: FunctionCtx, q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
+        out, denominators, states = forward_chunks(q, k, v, tables, keep=True)
+        ctx.save_for_backward(q, k, v, out, denominators, states)
+        ctx.tables = tables
         return out
 
     @staticmethod
@@ -155,14 +160,15 @@ class ChunkedCosformer(torch.autograd.Function):
                 torch.bmm(fq.mT, g_phases, out=after)
             elif c > 0:
                 after.baddbmm_(fq.mT, g_phases)
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
     """[batch, heads, seq, dim]; the length is a multiple of CHUNK, or below it."""
-    keep = torch.is_grad_enabled() and q.requires_grad
     flat = (x.flatten(0, 1) for x in (q, k, v))
-    return ChunkedCosformer.apply(*flat, tables, keep).view_as(v)
+    if torch.is_grad_enabled() and q.requires_grad:
+        return ChunkedCosformer.apply(*flat, tables).view_as(v)
+    return forward_chunks(*flat, tables, keep=False)[0].view_as(v)
 
 
 def comparisons(options: Options) -> Iterator[Comparison]:
