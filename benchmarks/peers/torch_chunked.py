@@ -6,10 +6,11 @@ sin_j [v_j, 1]), of width 2 (dim + 1): one product reads both, and the features 
 The backward is written by hand: one walk from the end, with the states that the forward saved.
 
 What was tried and lost, forward at 4,096 tokens, 16 heads of 64, one thread of a Zen 4 server, this
-being 54 ms: chunks of 32 / 128 / 256 tokens, 59 / 73 / 118; new tensors instead of ``out=``, 63;
-doubled features [q cos, q sin], 65; all chunks in one batched product and a cumulative sum over
-their states, 98; sums of k and [v cos, v sin] apart, 60; 8 heads at a time, 57; 4, 63. Its products
-alone take 40 ms at the speed of MKL's batched product for such shapes.
+being 54 ms: chunks of 32 / 128 / 256 tokens, 59 / 73 / 118 (64 is the best from 256 tokens on, with
+the backward too); new tensors instead of ``out=``, 63; doubled features [q cos, q sin], 65; all
+chunks in one batched product and a cumulative sum over their states, 98; sums of k apart from those
+of v, 60; 8 heads at a time, 57; 4, 63. Its products alone take 40 ms at the speed of MKL's batched
+product for such shapes.
 """
 
 from __future__ import annotations
@@ -28,19 +29,24 @@ from benchmarks.peers.measure import BOTH, FORWARD, Comparison
 NAME = "chunked"
 PIP = None
 
-CHUNK = 64
+# Up to WHOLE tokens nothing is kept between chunks: there is one.
+CHUNK, WHOLE = 64, 128
 EPS = 1e-6
 _REQUIRED = {FORWARD: 6.0, BOTH: 5.0}
+
+
+def chunk_of(length: int) -> int:
+    return length if length <= WHOLE else CHUNK
 
 
 class Tables:
     """What depends on the length and M alone: a model makes it once."""
 
-    def __init__(self, length: int, reweight_len: int, chunk: int) -> None:
+    def __init__(self, length: int, reweight_len: int) -> None:
         step = math.pi / 2 / reweight_len
         angle = (torch.arange(length, dtype=torch.float64) * step)[:, None]
         self.cos, self.sin = angle.cos().float(), angle.sin().float()
-        at = torch.arange(chunk, dtype=torch.float64)
+        at = torch.arange(chunk_of(length), dtype=torch.float64)
         self.triangle = torch.cos((at[:, None] - at) * step).tril_().float()
 
 
@@ -60,7 +66,7 @@ def forward_chunks(
     """q, k, v: [heads, seq, dim] (rows x heads in one). The output; where a backward will want
     them (``keep``), the denominators, and the states before each chunk."""
     heads, length, dim = q.shape
-    chunk = min(CHUNK, length)
+    chunk = chunk_of(length)
     chunks = length // chunk
     out = torch.empty_like(v)
     denominators = q.new_empty(heads, length, 1)
@@ -115,7 +121,7 @@ class ChunkedCosformer(torch.autograd.Function):
         q, k, v, out, denominators, states = ctx.saved_tensors
         tables = ctx.tables
         heads, length, dim = q.shape
-        chunk = min(CHUNK, length)
+        chunk = chunk_of(length)
         chunks = length // chunk
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         fq, fk, g, sums = (q.new_empty(heads, chunk, dim) for _ in range(4))
@@ -164,7 +170,7 @@ class ChunkedCosformer(torch.autograd.Function):
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
-    """[batch, heads, seq, dim]; the length is a multiple of CHUNK, or below it."""
+    """[batch, heads, seq, dim]; the length is a multiple of CHUNK, or at most WHOLE."""
     flat = (x.flatten(0, 1) for x in (q, k, v))
     if torch.is_grad_enabled() and q.requires_grad:
         return ChunkedCosformer.apply(*flat, tables).view_as(v)
@@ -174,10 +180,10 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
 def comparisons(options: Options) -> Iterator[Comparison]:
     for dim in options.head_dims:
         for length in options.lengths:
-            if length > CHUNK and length % CHUNK != 0:
+            if length % chunk_of(length) != 0:
                 continue
             shape = (length, options.heads, dim)
-            tables = Tables(length, length, min(CHUNK, length))
+            tables = Tables(length, length)
             yield Comparison(
                 "cosformer causal",
                 "best chunked torch",

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from benchmarks.peers import Options
 from benchmarks.peers.inputs import cosformer_causal, qkv_sides
 from benchmarks.peers.measure import BOTH, FORWARD, Comparison
-from benchmarks.peers.torch_chunked import CHUNK, EPS, Tables
+from benchmarks.peers.torch_chunked import EPS, Tables, chunk_of
 from benchmarks.peers.torch_eager import quadratic
 
 NAME = "compile"
@@ -134,7 +134,7 @@ class CompiledCosformer(torch.autograd.Function):
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> Tensor:
-    """[batch, heads, seq, dim]; the length is a multiple of CHUNK, or below it."""
+    """[batch, heads, seq, dim]; lengths as in torch_chunked."""
     keep = torch.is_grad_enabled() and q.requires_grad
     flat = (x.flatten(0, 1) for x in (q, k, v))
     return CompiledCosformer.apply(*flat, tables, keep).view_as(v)
@@ -153,9 +153,9 @@ def comparisons(options: Options) -> Iterator[Comparison]:
                         cosformer_causal(shape[0]), _compiled(quadratic), *shape
                     ),
                 )
-            if length > CHUNK and length % CHUNK != 0:
+            if length % chunk_of(length) != 0:
                 continue
-            tables = Tables(length, length, min(CHUNK, length))
+            tables = Tables(length, length)
             yield Comparison(
                 "cosformer causal",
                 "torch.compile, chunked",
