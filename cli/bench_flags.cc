@@ -1,0 +1,46 @@
+#include "cli/bench_flags.h"
+
+#include "cli/output.h"
+
+namespace cosformer::cli {
+
+void add_kind_flags(CLI::App* command, BenchOptions* bench) {
+  command
+      ->add_option("--window", bench->window,
+                   "Tokens of a window on each side (causal: to the left)")
+      ->capture_default_str();
+  command
+      ->add_option("--num-features", bench->num_features,
+                   "Random features of performer")
+      ->capture_default_str();
+  command
+      ->add_option("--projected-len", bench->projected_len,
+                   "Projected keys of linformer")
+      ->capture_default_str();
+}
+
+Result<DType> dtype_of(const std::string& text) {
+  for (const DType dtype :
+       {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kFloat16}) {
+    if (name(dtype) == text) return dtype;
+  }
+  return invalid_argument("dtype: found \"", text,
+                          "\", expected float32, float64, bfloat16 or float16");
+}
+
+void BenchDisplay::on_progress(const BenchProgress& progress) {
+  if (!begun_) {
+    begun_ = true;
+    shown_.message(str_cat(progress.total, " points, in about ",
+                           duration(seconds_),
+                           "; Ctrl-C keeps what was measured"));
+  }
+  if (!shown_.due()) return;
+  shown_.show({str_cat("point ", progress.done + 1, "/", progress.total),
+               duration(progress.seconds) + " of about " + duration(seconds_),
+               progress.now},
+              static_cast<double>(progress.done) /
+                  static_cast<double>(std::max<int64_t>(progress.total, 1)));
+}
+
+}  // namespace cosformer::cli
