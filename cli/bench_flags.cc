@@ -1,5 +1,7 @@
 #include "cli/bench_flags.h"
 
+#include <algorithm>
+
 #include "cli/output.h"
 
 namespace cosformer::cli {
@@ -31,16 +33,19 @@ Result<DType> dtype_of(const std::string& text) {
 void BenchDisplay::on_progress(const BenchProgress& progress) {
   if (!begun_) {
     begun_ = true;
-    shown_.message(str_cat(progress.total, " points, in about ",
+    shown_.message(str_cat(progress.total, " points, in at most about ",
                            duration(seconds_),
                            "; Ctrl-C keeps what was measured"));
   }
   if (!shown_.due()) return;
+  // Short lengths come first and are quick; a small run ends early.
+  const double points =
+      static_cast<double>(progress.done) /
+      static_cast<double>(std::max<int64_t>(progress.total, 1));
   shown_.show({str_cat("point ", progress.done + 1, "/", progress.total),
                duration(progress.seconds) + " of about " + duration(seconds_),
                progress.now},
-              static_cast<double>(progress.done) /
-                  static_cast<double>(std::max<int64_t>(progress.total, 1)));
+              std::min(1.0, std::max(progress.seconds / seconds_, points)));
 }
 
 }  // namespace cosformer::cli

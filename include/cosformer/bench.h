@@ -67,13 +67,16 @@ struct BenchPoint {
   bool is_causal = true;
   int64_t length = 0, head_dim = 0, threads = 1;
   std::string left_out;        // why there are no figures; "" = measured
+  double predicted = 0;        // seconds of a call left out for its time
   int64_t rounds = 0;          // timed runs
   double seconds = 0;          // of a call: their median
   double fastest_seconds = 0;  // the shortest of them
   // The least that its multiply-adds take at the FMA peak (decode: a plain loop
   // over its state or cache), measured beside every run, over the time; median.
   double share = 0;
-  int64_t extra_bytes = 0;  // peak beyond inputs, outputs, gradients, state
+  // Peak beyond inputs, outputs and gradients; decode: the state or cache, and
+  // the peak of a step.
+  int64_t extra_bytes = 0;
 
   bool measured() const { return left_out.empty(); }
 };
@@ -116,8 +119,8 @@ Result<BenchReport> run_bench(const BenchOptions& options,
                               const BenchCallbacks& callbacks,
                               const std::atomic<bool>& stop);
 
-// Where one curve of times passes below another, by log-log interpolation
-// between the lengths that both have.
+// Where one curve of times passes below another (by 3% and more, which no
+// noise makes up), by log-log interpolation between the lengths that both have.
 struct Crossover {
   enum class Where {
     kUnknown,       // no length in common
@@ -177,15 +180,18 @@ Status validate(const AdviseOptions& options);
 // A brief bench (about `seconds`) that advise() can read.
 BenchOptions advise_bench(const AdviseOptions& options, double seconds);
 
+struct CostEstimate {
+  double seconds = 0;
+  bool is_extrapolated = false;  // beyond the measured lengths
+};
 // What one kind costs; times are of one layer's attention, over all heads and
 // rows. nullopt: not measured, or no such form.
 struct KindAdvice {
   std::string kind;
-  std::optional<double> forward, training, decode;  // seconds
-  bool is_extrapolated = false;  // beyond the measured lengths
-  int64_t training_bytes = 0;    // see Advice
-  int64_t state_bytes = 0;       // state or KV cache at that length, all layers
-  std::string excluded;          // why it cannot be chosen; "" = it can
+  std::optional<CostEstimate> forward, training, decode;
+  int64_t training_bytes = 0;  // see Advice
+  int64_t state_bytes = 0;     // state or KV cache at that length, all layers
+  std::string excluded;        // why it cannot be chosen; "" = it can
   Crossover against_sdpa, against_softmax;
 };
 struct Advice {

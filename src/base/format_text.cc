@@ -59,13 +59,16 @@ std::string fixed(double value, int digits) {
 
 std::string three_digits(double value) {
   if (!std::isfinite(value) || value == 0) return fixed(value, 0);
-  const double size = std::floor(std::log10(std::abs(value)));
-  const auto digits = static_cast<int>(std::clamp(2 - size, 0.0, 12.0));
-  const double unit = std::pow(10.0, size - 2);
+  const auto size_of = [](double x) {
+    return std::floor(std::log10(std::abs(x)));
+  };
+  const double unit = std::pow(10.0, size_of(value) - 2);
   const double rounded = std::round(value / unit) * unit;
-  return digits > 0 || std::abs(rounded) < 1000
-             ? fixed(rounded, digits)
-             : with_commas(std::llround(rounded));
+  // 9.999 has one digit more once it is rounded. 1e-9: of 1,000 that the
+  // arithmetic left a little below.
+  const double digits = 2 - size_of(rounded * (1 + 1e-9));
+  if (digits < 0) return with_commas(std::llround(rounded));
+  return fixed(rounded, static_cast<int>(std::min(digits, 12.0)));
 }
 
 std::string byte_size(int64_t bytes) {

@@ -103,12 +103,13 @@ class Adviser {
     return std::max(read, 2 * weights * rows / rate);
   }
 
-  std::optional<double> seconds(const std::string& kind, BenchPass pass,
-                                bool* outside) const {
+  std::optional<CostEstimate> seconds(const std::string& kind,
+                                      BenchPass pass) const {
+    bool outside = false;
     const auto at = value_at(curve_of(report_, series(pass), kind),
-                             static_cast<double>(options_.length), outside);
+                             static_cast<double>(options_.length), &outside);
     if (!at) return std::nullopt;
-    return *at * scale_;
+    return CostEstimate{*at * scale_, outside};
   }
 
   KindAdvice cost_of(const BenchKind& kind) const {
@@ -119,14 +120,11 @@ class Adviser {
                                        curve_of(report_, main, "sdpa"));
     cost.against_softmax = find_crossover(curve_of(report_, main, kind.name),
                                           curve_of(report_, main, "softmax"));
-    cost.forward =
-        seconds(kind.name, BenchPass::kForward, &cost.is_extrapolated);
-    cost.training =
-        seconds(kind.name, BenchPass::kBackward, &cost.is_extrapolated);
+    cost.forward = seconds(kind.name, BenchPass::kForward);
+    cost.training = seconds(kind.name, BenchPass::kBackward);
     const bool has_causal = kind.no_causal.empty();
     if (options_.is_causal && has_causal) {
-      cost.decode =
-          seconds(kind.name, BenchPass::kDecode, &cost.is_extrapolated);
+      cost.decode = seconds(kind.name, BenchPass::kDecode);
       const StateSize state =
           state_size(attention_of(kind, report_.options), options_.heads,
                      options_.head_dim, static_cast<int64_t>(element_bytes()));
@@ -141,7 +139,7 @@ class Adviser {
     } else if (options_.memory > 0 && needed > options_.memory) {
       cost.excluded = str_cat("does not fit: ", byte_size(needed), " of ",
                               byte_size(options_.memory));
-    } else if (!main_cost(cost)) {
+    } else if (!(options_.is_decoding ? cost.decode : cost.training)) {
       cost.excluded = str_cat("not measured: ", title_of(main_pass()));
     }
     return cost;
@@ -167,8 +165,9 @@ class Adviser {
     return std::llround(kept + one);
   }
 
-  std::optional<double> main_cost(const KindAdvice& cost) const {
-    return options_.is_decoding ? cost.decode : cost.training;
+  // Of a kind that is not excluded, in seconds.
+  double main_cost(const KindAdvice& cost) const {
+    return (options_.is_decoding ? cost.decode : cost.training)->seconds;
   }
 
   Crossover bearable() const {
@@ -189,13 +188,13 @@ class Adviser {
   }
 
   std::string times_rest(const Advice& advice, const KindAdvice& cost) const {
-    return three_digits(*main_cost(cost) / advice.rest_of_layer) +
-           " of what the rest of its layer takes";
+    return three_digits(main_cost(cost) / advice.rest_of_layer) +
+           " times as long as the rest of its layer";
   }
 
   void choose(Advice* advice) const {
     const auto bears = [&](const KindAdvice* cost) {
-      return cost != nullptr && *main_cost(*cost) <= advice->rest_of_layer;
+      return cost != nullptr && main_cost(*cost) <= advice->rest_of_layer;
     };
     const KindAdvice* softmax = open(*advice, "softmax");
     if (bears(softmax)) {
@@ -223,7 +222,7 @@ class Adviser {
     const KindAdvice* cheapest = nullptr;
     for (const KindAdvice& each : advice->kinds) {
       if (each.kind == kReference || !each.excluded.empty()) continue;
-      if (cheapest == nullptr || *main_cost(each) < *main_cost(*cheapest)) {
+      if (cheapest == nullptr || main_cost(each) < main_cost(*cheapest)) {
         cheapest = &each;
       }
     }

@@ -1,5 +1,7 @@
 // Advice for people, and as JSON.
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "base/format_text.h"
 #include "bench/report.h"
@@ -16,15 +18,15 @@ constexpr const char* kThumb =
     "up to about 1k tokens softmax with rotary positions, 1k to 8k window "
     "attention, beyond 8k linear kinds";
 
-std::string seconds_text(const std::optional<double>& seconds,
-                         bool is_extrapolated) {
-  if (!seconds) return "-";
-  const char* about = is_extrapolated ? "~" : "";
-  if (*seconds >= 1) return str_cat(about, three_digits(*seconds), " s");
-  if (*seconds >= 1e-3) {
-    return str_cat(about, three_digits(*seconds * 1e3), " ms");
-  }
-  return str_cat(about, three_digits(*seconds * 1e6), " us");
+std::string seconds_text(double seconds) {
+  if (seconds >= 1) return three_digits(seconds) + " s";
+  if (seconds >= 1e-3) return three_digits(seconds * 1e3) + " ms";
+  return three_digits(seconds * 1e6) + " us";
+}
+
+std::string cost_text(const std::optional<CostEstimate>& cost) {
+  if (!cost) return "-";
+  return str_cat(cost->is_extrapolated ? "~" : "", seconds_text(cost->seconds));
 }
 
 std::string family_title(const std::string& family) {
@@ -37,21 +39,32 @@ TextTable table_of(const Advice& advice, const AdviseOptions& options) {
   if (options.is_causal) {
     table[0].insert(table[0].end(), {"decode a token", "state or cache"});
   }
-  table[0].push_back("passes SDPA at");
+  table[0].insert(table[0].end(), {"passes SDPA at", "softmax at"});
   for (const KindAdvice& each : advice.kinds) {
-    const bool about = each.is_extrapolated;
+    if (!each.forward && !each.training && !each.decode) continue;
     std::vector<std::string> row = {
         (each.kind == advice.kind ? "* " : "  ") + each.kind,
-        seconds_text(each.forward, about), seconds_text(each.training, about),
+        cost_text(each.forward), cost_text(each.training),
         each.training ? byte_size(each.training_bytes) : "-"};
     if (options.is_causal) {
-      row.push_back(seconds_text(each.decode, about));
+      row.push_back(cost_text(each.decode));
       row.push_back(each.state_bytes > 0 ? byte_size(each.state_bytes) : "-");
     }
+    const bool is_exact = each.kind == "sdpa" || each.kind == "softmax";
     row.push_back(each.kind == "sdpa" ? "-" : to_text(each.against_sdpa));
+    row.push_back(is_exact ? "-" : to_text(each.against_softmax));
     table.push_back(std::move(row));
   }
   return table;
+}
+
+bool is_any_extrapolated(const Advice& advice) {
+  for (const KindAdvice& each : advice.kinds) {
+    for (const auto* cost : {&each.forward, &each.training, &each.decode}) {
+      if (*cost && (*cost)->is_extrapolated) return true;
+    }
+  }
+  return false;
 }
 
 std::string bearable_text(const Advice& advice, const AdviseOptions& options) {
@@ -61,7 +74,7 @@ std::string bearable_text(const Advice& advice, const AdviseOptions& options) {
   const std::string rest =
       " takes no longer than the rest of its layer (projections and "
       "feed-forward: " +
-      seconds_text(advice.rest_of_layer, false) + " at this length) ";
+      seconds_text(advice.rest_of_layer) + " at this length) ";
   const Crossover& to = advice.softmax_bearable;
   switch (to.where) {
     case Crossover::Where::kAt:
@@ -100,12 +113,13 @@ std::string advice_text(const Advice& advice, const AdviseOptions& options,
       ":\n\n  use ", advice.kind.empty() ? "none of these" : advice.kind, ": ",
       advice.reason, "\n\n");
   out += format_table(table_of(advice, options));
-  bool any_about = false;
-  for (const KindAdvice& each : advice.kinds) {
-    any_about |= each.is_extrapolated;
-  }
   out += "\ntimes: attention of one layer, without its projections";
-  if (any_about) out += "; ~: beyond the lengths measured";
+  if (is_any_extrapolated(advice)) out += "; ~: beyond the lengths measured";
+  const BenchOptions& bench = report.options;
+  if (bench.heads * bench.batch != options.heads * options.batch) {
+    out += str_cat("; in proportion from the ", bench.heads,
+                   " heads and batch ", bench.batch, " measured");
+  }
   out += str_cat("; memory, state and cache: all ", options.layers,
                  " layers (training: queries, keys, values and outputs kept "
                  "for the backward, and one layer's peak)\n");
@@ -130,8 +144,10 @@ std::string advice_text(const Advice& advice, const AdviseOptions& options,
 
 std::string advice_json(const Advice& advice, const AdviseOptions& options,
                         const BenchReport& report) {
-  const auto number = [](const std::optional<double>& value) {
-    return value ? Json(*value) : Json();
+  const auto cost = [](const std::optional<CostEstimate>& value) {
+    if (!value) return Json();
+    return Json{{"seconds", value->seconds},
+                {"extrapolated", value->is_extrapolated}};
   };
   Json json = {{"kind", advice.kind.empty() ? Json() : Json(advice.kind)},
                {"reason", advice.reason},
@@ -153,10 +169,9 @@ std::string advice_json(const Advice& advice, const AdviseOptions& options,
   for (const KindAdvice& each : advice.kinds) {
     json["kinds"].push_back(
         {{"kind", each.kind},
-         {"forward_seconds", number(each.forward)},
-         {"training_seconds", number(each.training)},
-         {"decode_seconds", number(each.decode)},
-         {"extrapolated", each.is_extrapolated},
+         {"forward", cost(each.forward)},
+         {"training", cost(each.training)},
+         {"decode", cost(each.decode)},
          {"training_bytes", each.training_bytes},
          {"state_bytes", each.state_bytes},
          {"passes_sdpa_at", to_text(each.against_sdpa)},

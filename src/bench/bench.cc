@@ -24,7 +24,7 @@ namespace {
 // caches of what ran before count for little then.
 constexpr double kRunSeconds = 2e-3;
 constexpr int64_t kMostCalls = 1000;  // in a timed run
-constexpr int64_t kFewestRounds = 3;
+constexpr int64_t kFewestRounds = 2;
 // Before anything of a kind is measured, it is taken to reach so much of the
 // peak.
 constexpr double kGuessedShare = 0.25;
@@ -85,6 +85,7 @@ class Bench {
     plan();
     peak_bytes([] {});  // counts from the first tensor on
     measure_machine();
+    began_ = wall_seconds();  // the points have all of --seconds
     int64_t done = 0, left = static_cast<int64_t>(groups_.size());
     auto first = report_.points.begin();
     for (size_t g = 0; g < groups_.size() && !stop_; ++g, --left) {
@@ -193,7 +194,7 @@ class Bench {
                           group.series.head_dim);
     std::vector<Contestant> contestants;
     for (auto at = points.first; at != points.second; ++at, ++done) {
-      if (stop_) return;
+      if (stop_) break;
       progress(*at, done);
       Contestant one;
       one.point = &*at;
@@ -232,21 +233,17 @@ class Bench {
     if (!made.ok()) return made.status().message();
     one->call = std::move(*made);
     const double run = predicted(*one);
-    const double wanted = run * static_cast<double>(kFewestRounds + 1);
-    if (wanted > slot / 2) {
-      std::ostringstream text;
-      text.precision(2);
-      text << "a call is expected to take " << run << " s, and "
-           << kFewestRounds + 1 << " of them more than the " << slot / 2
-           << " s that a point may take here: give more --seconds";
-      return text.str();
+    // With the one that warms up.
+    if (run * static_cast<double>(kFewestRounds + 1) > slot / 2) {
+      point.predicted = run;
+      return str_cat("no time for it in --seconds ", report_.options.seconds);
     }
     maker.release();
     Status status;
     const double start = clock(point.threads);
-    point.extra_bytes = peak_bytes([&] { status = run_once(one->call); }) -
-                        one->call.result_bytes;
-    point.extra_bytes = std::max<int64_t>(point.extra_bytes, 0);
+    const int64_t peak = peak_bytes([&] { status = run_once(one->call); });
+    point.extra_bytes = std::max<int64_t>(peak - one->call.result_bytes, 0) +
+                        one->call.state_bytes;
     point.seconds = clock(point.threads) - start;
     if (!status.ok()) return status.message();
     // The first call may be far slower than the next ones.
@@ -371,7 +368,11 @@ class Bench {
     double before = floor();
     const double start = clock(threads);
     for (int64_t i = 0; i < one->calls; ++i) {
-      if (!run_once(one->call).ok()) return;
+      const Status status = run_once(one->call);
+      if (!status.ok()) {
+        one->point->left_out = status.message();
+        return;
+      }
     }
     const double taken =
         (clock(threads) - start) / static_cast<double>(one->calls);
@@ -384,11 +385,10 @@ class Bench {
 
   void conclude(Contestant* one) {
     BenchPoint& point = *one->point;
-    if (one->seconds.empty()) {
-      point.left_out = "stopped";
-      point.seconds = 0;
-      return;
+    if (point.measured() && one->seconds.empty()) {
+      point.left_out = "stopped before it was measured";
     }
+    if (!point.measured()) return;
     point.rounds = static_cast<int64_t>(one->seconds.size());
     point.seconds = median(one->seconds);
     point.fastest_seconds =
@@ -411,7 +411,7 @@ class Bench {
   const BenchCallbacks& callbacks_;
   const std::atomic<bool>& stop_;
   const Isa isa_;
-  const double began_;
+  double began_;
   BenchReport report_;
   std::vector<Group> groups_;
   std::map<int64_t, std::vector<double>> peaks_;   // by threads

@@ -105,6 +105,7 @@ struct CaseMaker::Inputs {
     Tensor position = at::zeros({options.batch}, at::kLong);
     Case out;
     out.floor_bytes = 2 * visible * bytes_of(q);
+    out.state_bytes = 2 * bytes_of(keys);
     out.result_bytes = bytes_of(q);
     out.run = [q = q, k = k, v = v, keys, values, position, is_ring, start,
                args, length = length]() mutable {
@@ -126,6 +127,7 @@ struct CaseMaker::Inputs {
                   std::function<void(LinearState& state)> step) const {
     Case out;
     out.floor_bytes = bytes_of(state.kv_state) + bytes_of(state.k_sum);
+    out.state_bytes = out.floor_bytes;
     out.is_update = true;
     out.result_bytes = bytes_of(q);
     out.run = [state = std::move(state), step = std::move(step),
@@ -166,7 +168,7 @@ Case CaseMaker::Inputs::sdpa() {
                                                 0.0, masked);
       },
       has_backward() ? d_out.transpose(1, 2).contiguous() : Tensor());
-  if (is_decoding()) out.floor_bytes = 2 * length * bytes_of(q);
+  if (is_decoding()) out.floor_bytes = out.state_bytes = 2 * bytes_of(key);
   return out;
 }
 

@@ -19,6 +19,7 @@ struct Case {
   // Decode: what a step moves; whether it also writes it back.
   int64_t floor_bytes = 0;
   bool is_update = false;
+  int64_t state_bytes = 0;  // decode: what is carried from token to token
   // Outputs and gradients, which are not extra memory.
   int64_t result_bytes = 0;
 };

@@ -7,9 +7,16 @@
 
 namespace cosformer {
 
+namespace {
+
+// Of the same speed: no measurement tells less apart.
+constexpr double kNoise = 0.03;
+
+}  // namespace
+
 Crossover find_crossover(const LengthCurve& curve,
                          const LengthCurve& reference) {
-  // log(length), log(time / time of the reference), of what both have.
+  // (length, log(time / time of the reference)) of what both have.
   LengthCurve lead;
   for (const auto& [length, seconds] : curve) {
     const auto other =
@@ -18,22 +25,25 @@ Crossover find_crossover(const LengthCurve& curve,
     if (other == reference.end() || !(seconds > 0 && other->second > 0)) {
       continue;
     }
-    lead.emplace_back(std::log(length), std::log(seconds / other->second));
+    lead.emplace_back(length, std::log(seconds / other->second));
   }
   using Where = Crossover::Where;
   if (lead.empty()) return {};
-  if (lead.back().second >= 0) {
-    return {Where::kAlwaysBehind, std::exp(lead.back().first)};
+  const double ahead = -std::log1p(kNoise);
+  if (lead.back().second > ahead) {
+    return {Where::kAlwaysBehind, lead.back().first};
   }
   // Back from the end to the last length at which it is not ahead.
   for (size_t i = lead.size() - 1; i > 0; --i) {
-    const auto& [x0, y0] = lead[i - 1];
-    const auto& [x1, y1] = lead[i];
-    if (y0 >= 0) {
-      return {Where::kAt, std::exp(x0 + (x1 - x0) * y0 / (y0 - y1))};
+    const auto& [n0, y0] = lead[i - 1];
+    const auto& [n1, y1] = lead[i];
+    if (y0 > ahead) {
+      // Where both are as fast as each other, at that length itself.
+      const double part = std::max(y0, 0.0) / (std::max(y0, 0.0) - y1);
+      return {Where::kAt, n0 * std::pow(n1 / n0, part)};
     }
   }
-  return {Where::kAlwaysAhead, std::exp(lead.front().first)};
+  return {Where::kAlwaysAhead, lead.front().first};
 }
 
 std::string to_text(const Crossover& crossover) {

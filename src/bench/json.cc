@@ -51,6 +51,7 @@ Json json_of(const BenchPoint& p, const BenchReport& report) {
               {"head_dim", p.head_dim}, {"threads", p.threads}};
   if (!p.measured()) {
     out["left_out"] = p.left_out;
+    if (p.predicted > 0) out["predicted_seconds"] = p.predicted;
     return out;
   }
   out["rounds"] = p.rounds;
@@ -229,6 +230,9 @@ BenchPoint read_point(Reader in) {
   in.read("threads", &p.threads);
   if (in.has("left_out")) {
     in.read("left_out", &p.left_out);
+    if (in.has("predicted_seconds")) {
+      in.read("predicted_seconds", &p.predicted);
+    }
     return p;
   }
   in.read("rounds", &p.rounds);

@@ -26,27 +26,20 @@ struct Look {
   const char* dash;
   double width;
 };
-constexpr Look kLooks[] = {{"sdpa", "#000000", 4, "(8,5)", 3.2},
-                           {"softmax", "#0b5fa5", 7, "solid", 2.4},
-                           {"softmax-t5", "#56b4e9", 6, "solid", 1.8},
-                           {"window", "#d55e00", 5, "solid", 2.2},
+// In the order of drawing: what matters most lies on top.
+constexpr Look kLooks[] = {{"linformer", "#7f7f7f", 10, "solid", 1.8},
                            {"longformer", "#e69f00", 13, "solid", 2.2},
                            {"bigbird", "#8c510a", 12, "solid", 2.2},
+                           {"window", "#d55e00", 5, "solid", 2.2},
                            {"performer", "#7b3294", 11, "solid", 2.2},
                            {"linear", "#1b7837", 9, "solid", 2.2},
                            {"relu", "#7fbf7b", 8, "solid", 1.8},
-                           {"cosformer", "#c2185b", 7, "solid", 3.2},
-                           {"linformer", "#7f7f7f", 10, "solid", 1.8}};
+                           {"softmax-t5", "#56b4e9", 6, "solid", 1.8},
+                           {"softmax", "#0b5fa5", 7, "solid", 2.4},
+                           {"sdpa", "#000000", 4, "(8,5)", 3.0},
+                           {"cosformer", "#c2185b", 7, "solid", 3.0}};
 
-const Look& look_of(const std::string& kind) {
-  for (const Look& look : kLooks) {
-    if (kind == look.kind) return look;
-  }
-  return kLooks[0];
-}
-
-std::string style_of(const std::string& kind) {
-  const Look& look = look_of(kind);
+std::string style_of(const Look& look) {
   return str_cat("with linespoints lw ", look.width, " lc rgb '", look.colour,
                  "' pt ", look.marker, " ps 1.35 dt ", look.dash);
 }
@@ -72,7 +65,8 @@ const Quantity kQuantities[] = {
        return series.pass == BenchPass::kDecode ? "microseconds a token"
                                                 : "milliseconds";
      }},
-    {"memory", "Memory beyond inputs, outputs, gradients and state",
+    {"memory",
+     "Memory beyond inputs, outputs and gradients (decode: state or cache)",
      [](const BenchPoint& p) {
        return static_cast<double>(p.extra_bytes) / (1 << 20);
      },
@@ -110,8 +104,8 @@ bool append_panel(std::ostringstream& out, const BenchReport& report,
                   int index) {
   std::string plots;
   double low = std::numeric_limits<double>::infinity(), high = 0;
-  for (const std::string& kind : report.options.kinds) {
-    const Curve curve = points_of(report, series, kind, quantity);
+  for (const Look& look : kLooks) {
+    const Curve curve = points_of(report, series, look.kind, quantity);
     if (curve.empty()) continue;
     const std::string block = str_cat("$panel", index, "_", plots.size());
     out << block << " << END\n";
@@ -121,7 +115,7 @@ bool append_panel(std::ostringstream& out, const BenchReport& report,
       high = std::max(high, y);
     }
     out << "END\n";
-    plots += str_cat(plots.empty() ? "plot " : ", ", block, " ", style_of(kind),
+    plots += str_cat(plots.empty() ? "plot " : ", ", block, " ", style_of(look),
                      " notitle");
   }
   if (plots.empty()) return false;
@@ -140,6 +134,11 @@ bool append_panel(std::ostringstream& out, const BenchReport& report,
   return true;
 }
 
+const Look& look_of(const std::string& kind) {
+  return *std::find_if(std::begin(kLooks), std::end(kLooks),
+                       [&](const Look& look) { return kind == look.kind; });
+}
+
 // The kinds of any panel, in a cell of their own.
 void append_legend(std::ostringstream& out, const BenchReport& report) {
   out << "unset title\nunset xlabel\nunset ylabel\nunset border\nunset tics\n"
@@ -154,8 +153,9 @@ void append_legend(std::ostringstream& out, const BenchReport& report) {
           return !curve_of(report, each, kind).empty();
         });
     if (!shown) continue;
-    plots += str_cat(plots.empty() ? "plot " : ", ", "NaN ", style_of(kind),
-                     " title ", plot::quoted(find_bench_kind(kind)->title));
+    plots +=
+        str_cat(plots.empty() ? "plot " : ", ", "NaN ", style_of(look_of(kind)),
+                " title ", plot::quoted(find_bench_kind(kind)->title));
   }
   out << plots << "\n";
 }
@@ -187,7 +187,7 @@ std::string script_of(const BenchReport& report,
       << "set xtics " << length_tics(report.options.lengths) << "\n"
       << "set grid xtics ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
       << "set xlabel 'tokens' tc rgb '#333333'\n"
-      << "set lmargin 10\nset rmargin 2\nset bmargin 3.6\nset tmargin 2.6\n";
+      << "set lmargin 10\nset rmargin 3\nset bmargin 3.6\nset tmargin 2.6\n";
   int cell = 0;
   const auto place = [&] {
     const int row = cell / columns, column = cell % columns;

@@ -79,7 +79,9 @@ std::vector<std::string> preface(const BenchReport& report) {
   lines.push_back(str_cat(
       "time: the median of up to ", options.repeats,
       " rounds in which all kinds take turns (one thread: its processor time); "
-      "memory: peak beyond inputs, outputs, gradients and state"));
+      "memory: peak beyond inputs, outputs and gradients (decode: with the "
+      "state "
+      "or cache)"));
   lines.push_back(str_cat("window ", options.window, " a side, ",
                           options.num_features, " random features, ",
                           options.projected_len, " projected keys"));
@@ -88,23 +90,21 @@ std::vector<std::string> preface(const BenchReport& report) {
 
 // Which points have no figure, the same reason said once.
 std::vector<std::string> left_out(const BenchReport& report) {
-  std::vector<std::pair<std::string, std::string>> order;  // kind, reason
-  std::map<std::pair<std::string, std::string>, std::vector<std::string>> where;
+  std::vector<std::string> reasons;  // in the order of the points
+  std::map<std::string, std::map<std::string, int64_t>> kinds;
   for (const BenchPoint& p : report.points) {
     if (p.measured()) continue;
-    const std::pair<std::string, std::string> key = {p.kind, p.left_out};
-    if (where.find(key) == where.end()) order.push_back(key);
-    where[key].push_back(str_cat(
-        title_of(BenchSeries{p.pass, p.is_causal, p.head_dim, p.threads}), ", ",
-        with_commas(p.length)));
+    if (kinds.find(p.left_out) == kinds.end()) reasons.push_back(p.left_out);
+    ++kinds[p.left_out][p.kind];
   }
   std::vector<std::string> lines;
-  for (const auto& key : order) {
-    const auto& places = where[key];
-    const std::string at = places.size() == 1
-                               ? places[0] + " tokens"
-                               : str_cat(places.size(), " points");
-    lines.push_back(str_cat(key.first, " (", at, "): ", key.second));
+  for (const std::string& reason : reasons) {
+    std::string list;
+    for (const auto& [kind, count] : kinds[reason]) {
+      list += str_cat(list.empty() ? "" : ", ", kind, " (", count,
+                      count == 1 ? " point)" : " points)");
+    }
+    lines.push_back(reason + ": " + list);
   }
   return lines;
 }
