@@ -116,21 +116,22 @@ void add_advise_command(CLI::App& app, Run* run) {
   number("--threads", advise.threads, "Threads (default: torch's)");
   command->add_option("--dtype", flags->dtype,
                       "float32 (the default), float64, bfloat16, float16");
-  add_kind_flags(command, &flags->kinds);
-  command->add_option(
+  auto measuring = add_kind_flags(command, &flags->kinds);
+  measuring.push_back(command
+                          ->add_option("--seconds", flags->seconds,
+                                       "What measuring may take, about")
+                          ->capture_default_str());
+  auto* saved = command->add_option(
       "--bench", flags->bench,
       "A saved bench.json, or its folder, instead of measuring");
-  command
-      ->add_option("--seconds", flags->seconds,
-                   "What measuring may take, about")
-      ->capture_default_str();
+  // A saved bench has these settled.
+  for (CLI::Option* option : measuring) option->excludes(saved);
   command->add_flag("--json", flags->json, "Print one JSON object");
   command->footer(
-      "Examples:\n  cosformer advise --length 4096\n  cosformer advise "
-      "--length "
-      "32768 --decode --layers 24 --memory 2G\n  cosformer advise --length "
-      "4096 "
-      "--bench runs/bench\n"
+      "Examples:\n"
+      "  cosformer advise --length 4096\n"
+      "  cosformer advise --length 32768 --decode --layers 24 --memory 2G\n"
+      "  cosformer advise --length 4096 --bench runs/bench\n"
       "Speed is not quality: docs/choosing.md says how to read the answer.");
   command->callback(
       [flags, run] { *run = [flags] { return advise_command(*flags); }; });

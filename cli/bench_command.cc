@@ -162,9 +162,10 @@ void add_bench_command(CLI::App& app, Run* run) {
   command->add_flag("--json", flags->json,
                     "Print bench.json instead of tables");
   command->footer(
-      "Examples:\n  cosformer bench --out runs/bench\n  cosformer bench "
-      "--kinds "
-      "softmax,cosformer --lengths 256,1024,4096 --causal --threads 1,2\n"
+      "Examples:\n"
+      "  cosformer bench --out runs/bench\n"
+      "  cosformer bench --kinds softmax,cosformer --lengths 256,1024,4096 "
+      "--causal --threads 1,2\n"
       "A run takes about --seconds (by default 4 minutes). Ctrl-C keeps what "
       "was measured. `cosformer advise --bench runs/bench` reads it.");
   command->callback(

@@ -6,19 +6,21 @@
 
 namespace cosformer::cli {
 
-void add_kind_flags(CLI::App* command, BenchOptions* bench) {
-  command
-      ->add_option("--window", bench->window,
-                   "Tokens of a window on each side (causal: to the left)")
-      ->capture_default_str();
-  command
-      ->add_option("--num-features", bench->num_features,
-                   "Random features of performer")
-      ->capture_default_str();
-  command
-      ->add_option("--projected-len", bench->projected_len,
-                   "Projected keys of linformer")
-      ->capture_default_str();
+std::vector<CLI::Option*> add_kind_flags(CLI::App* command,
+                                         BenchOptions* bench) {
+  return {
+      command
+          ->add_option("--window", bench->window,
+                       "Tokens of a window on each side (causal: to the left)")
+          ->capture_default_str(),
+      command
+          ->add_option("--num-features", bench->num_features,
+                       "Random features of performer")
+          ->capture_default_str(),
+      command
+          ->add_option("--projected-len", bench->projected_len,
+                       "Projected keys of linformer")
+          ->capture_default_str()};
 }
 
 Result<DType> dtype_of(const std::string& text) {

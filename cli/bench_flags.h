@@ -4,14 +4,16 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "cli/progress.h"
 #include "cosformer/bench.h"
 
 namespace cosformer::cli {
 
-// --window, --num-features, --projected-len.
-void add_kind_flags(CLI::App* command, BenchOptions* bench);
+// --window, --num-features, --projected-len. Returns them.
+std::vector<CLI::Option*> add_kind_flags(CLI::App* command,
+                                         BenchOptions* bench);
 
 // Of a floating type by name.
 Result<DType> dtype_of(const std::string& text);

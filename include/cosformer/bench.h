@@ -145,6 +145,7 @@ struct BenchSeries {
   int64_t head_dim = 0, threads = 1;
   bool operator==(const BenchSeries&) const = default;
 };
+BenchSeries series_of(const BenchPoint& point);
 std::vector<BenchSeries> series_of(const BenchReport& report);
 LengthCurve curve_of(const BenchReport& report, const BenchSeries& series,
                      std::string_view kind);

@@ -322,6 +322,11 @@ Result<Advice> advise(const AdviseOptions& asked, const BenchReport& report) {
   if (options.threads == 0 && bench.threads.size() == 1) {
     options.threads = bench.threads[0];
   }
+  if (options.threads == 0) {
+    return invalid_argument("threads: the bench has several numbers of them, ",
+                            list_of(bench.threads),
+                            ": choose one by --threads");
+  }
   const auto lacks = [](const auto& values, auto value) {
     return std::count(values.begin(), values.end(), value) == 0;
   };

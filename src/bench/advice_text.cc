@@ -105,13 +105,14 @@ std::string thumb_text(const Advice& advice) {
 std::string advice_text(const Advice& advice, const AdviseOptions& options,
                         const BenchReport& report) {
   std::string out = bench_internal::machine_line(report) + "\n";
-  out += str_cat(
-      "\nfor ", with_commas(options.length), " tokens, ",
-      options.is_causal ? "causal" : "not causal", ", ", options.heads,
-      " heads of ", options.head_dim, ", ", options.layers, " layers, batch ",
-      options.batch, options.is_decoding ? ", to decode" : ", to train",
-      ":\n\n  use ", advice.kind.empty() ? "none of these" : advice.kind, ": ",
-      advice.reason, "\n\n");
+  out +=
+      str_cat("\nfor ", with_commas(options.length), " tokens, ",
+              options.is_causal ? "causal" : "not causal", ", ", options.heads,
+              options.heads == 1 ? " head of " : " heads of ", options.head_dim,
+              ", ", options.layers, " layers, batch ", options.batch,
+              options.is_decoding ? ", to decode" : ", to train", ":\n\n  use ",
+              advice.kind.empty() ? "none of these" : advice.kind, ": ",
+              advice.reason, "\n\n");
   out += format_table(table_of(advice, options));
   out += "\ntimes: attention of one layer, without its projections";
   if (is_any_extrapolated(advice)) out += "; ~: beyond the lengths measured";

@@ -13,6 +13,7 @@
 #include "bench/floors.h"
 #include "bench/kinds.h"
 #include "bench/memory.h"
+#include "bench/report.h"
 #include "cosformer/kernels.h"
 #include "ops/executor.h"
 
@@ -114,9 +115,7 @@ class Bench {
   double seconds_left() const { return report_.options.seconds - seconds(); }
 
   static bool is_of(const BenchPoint& p, const Group& group) {
-    return p.length == group.length &&
-           BenchSeries{p.pass, p.is_causal, p.head_dim, p.threads} ==
-               group.series;
+    return p.length == group.length && series_of(p) == group.series;
   }
 
   // Every point, ascending lengths outermost: what a run has no time for are
@@ -169,16 +168,10 @@ class Bench {
 
   void progress(const BenchPoint& point, int64_t done) const {
     if (!callbacks_.on_progress) return;
-    const char* pass = point.pass == BenchPass::kDecode ? "decode"
-                       : point.pass == BenchPass::kBackward
-                           ? "forward + backward"
-                           : "forward";
-    const std::string causal = point.pass == BenchPass::kDecode ? ""
-                               : point.is_causal                ? ", causal"
-                                                 : ", not causal";
     callbacks_.on_progress(
         {done, static_cast<int64_t>(report_.points.size()), seconds(),
-         str_cat(point.length, " tokens, ", pass, causal, ": ", point.kind)});
+         str_cat(point.length, " tokens, ", title_of(series_of(point)), ": ",
+                 point.kind)});
   }
 
   using Points = std::pair<std::vector<BenchPoint>::iterator,
@@ -256,7 +249,7 @@ class Bench {
     point.seconds = std::max(point.seconds, 1e-7);
     one->calls = std::clamp<int64_t>(
         static_cast<int64_t>(kRunSeconds / point.seconds), 1, kMostCalls);
-    if (one->call.operations == 0 || one->call.floor_bytes > 0) {
+    if (one->call.floor_bytes > 0) {
       constexpr int64_t kStep = 256;  // bytes that the loops go by
       const int64_t bytes = (one->call.floor_bytes + kStep - 1) / kStep *
                             kStep * std::max<int64_t>(point.threads, 1);
@@ -267,12 +260,16 @@ class Bench {
     return "";
   }
 
-  // From the length before, by the operations (decode: bytes) of both.
+  // What time grows with: operations, or a step's bytes.
+  static double work_of(const Case& one) {
+    return one.floor_bytes > 0 ? static_cast<double>(one.floor_bytes)
+                               : one.operations;
+  }
+
+  // Seconds of a call, from the length before by the work of both.
   double predicted(const Contestant& one) const {
     const BenchPoint& p = *one.point;
-    const double work = one.call.floor_bytes > 0
-                            ? static_cast<double>(one.call.floor_bytes)
-                            : one.call.operations;
+    const double work = work_of(one.call);
     const auto before = last_.find(key_of(p));
     if (before != last_.end()) {
       return before->second.first * work / before->second.second;
@@ -394,10 +391,7 @@ class Bench {
     point.fastest_seconds =
         *std::min_element(one->seconds.begin(), one->seconds.end());
     point.share = median(one->shares);
-    const double work = one->call.floor_bytes > 0
-                            ? static_cast<double>(one->call.floor_bytes)
-                            : one->call.operations;
-    last_[key_of(point)] = {point.seconds, work};
+    last_[key_of(point)] = {point.seconds, work_of(one->call)};
   }
 
   void finish(BenchReport* report, bool is_complete) const {
@@ -431,10 +425,14 @@ Result<BenchReport> run_bench(const BenchOptions& options,
   return bench_internal::Bench(options, callbacks, stop, *isa).run();
 }
 
+BenchSeries series_of(const BenchPoint& point) {
+  return {point.pass, point.is_causal, point.head_dim, point.threads};
+}
+
 std::vector<BenchSeries> series_of(const BenchReport& report) {
   std::vector<BenchSeries> all;
   for (const BenchPoint& p : report.points) {
-    const BenchSeries series{p.pass, p.is_causal, p.head_dim, p.threads};
+    const BenchSeries series = series_of(p);
     if (std::find(all.begin(), all.end(), series) == all.end()) {
       all.push_back(series);
     }
@@ -446,8 +444,7 @@ LengthCurve curve_of(const BenchReport& report, const BenchSeries& series,
                      std::string_view kind) {
   LengthCurve curve;
   for (const BenchPoint& p : report.points) {
-    if (p.kind == kind && p.measured() &&
-        BenchSeries{p.pass, p.is_causal, p.head_dim, p.threads} == series) {
+    if (p.kind == kind && p.measured() && series_of(p) == series) {
       curve.emplace_back(static_cast<double>(p.length), p.seconds);
     }
   }

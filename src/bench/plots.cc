@@ -144,7 +144,7 @@ void append_legend(std::ostringstream& out, const BenchReport& report) {
   out << "unset title\nunset xlabel\nunset ylabel\nunset border\nunset tics\n"
          "unset grid\nunset logscale\nset xrange [0:1]\nset yrange [0:1]\n"
          "set key center center vertical maxcols 1 spacing 1.45 samplen 4 "
-         "font ',15' tc rgb '#222222' Left reverse\n";
+         "font ',16' tc rgb '#222222' Left reverse\n";
   std::string plots;
   for (const std::string& kind : report.options.kinds) {
     const auto series = series_of(report);
@@ -176,7 +176,8 @@ std::string script_of(const BenchReport& report,
       << "set multiplot\n"
       << "set label 1 "
       << plot::quoted(
-             str_cat(quantity.title, ": ", report.options.heads, " heads of ",
+             str_cat(quantity.title, ": ", report.options.heads,
+                     report.options.heads == 1 ? " head of " : " heads of ",
                      first.head_dim, ", batch ", report.options.batch, ", ",
                      name(report.options.dtype), ", ", first.threads,
                      first.threads == 1 ? " thread of " : " threads of ",

@@ -40,8 +40,7 @@ const BenchPoint* find_point(const BenchReport& report,
                              const BenchSeries& series, std::string_view kind,
                              int64_t length) {
   for (const BenchPoint& p : report.points) {
-    if (p.length == length && p.kind == kind &&
-        BenchSeries{p.pass, p.is_causal, p.head_dim, p.threads} == series) {
+    if (p.length == length && p.kind == kind && series_of(p) == series) {
       return &p;
     }
   }
@@ -231,8 +230,7 @@ bool has_figures(const BenchReport& report, const BenchSeries& series) {
 std::optional<double> times_as_fast(const BenchReport& report,
                                     const BenchPoint& point) {
   const BenchPoint* reference = bench_internal::find_point(
-      report, {point.pass, point.is_causal, point.head_dim, point.threads},
-      bench_internal::kReference, point.length);
+      report, series_of(point), bench_internal::kReference, point.length);
   if (!point.measured() || reference == nullptr || !reference->measured()) {
     return std::nullopt;
   }

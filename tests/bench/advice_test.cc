@@ -198,6 +198,10 @@ TEST(Advise, NamesWhatAReportLacks) {
   options.threads = 2;
   EXPECT_TRUE(contains(advise(options, report).status().message(),
                        "with 2 threads, only with 1"));
+  BenchReport both = report;
+  both.options.threads = {1, 2};
+  EXPECT_TRUE(contains(advise(at(256), both).status().message(),
+                       "1, 2: choose one by --threads"));
   options = at(256);
   options.is_causal = false;
   EXPECT_TRUE(contains(advise(options, report).status().message(),

@@ -251,6 +251,10 @@ BAD_ADVICE = {
     "an encoder's decoding": (("--length", "64", "--no-causal", "--decode"), "decode"),
     "both forms": (("--length", "64", "--causal", "--no-causal"), "--causal"),
     "memory": (("--length", "64", "--memory", "much"), "--memory"),
+    "a saved bench with another window": (
+        ("--length", "64", "--window", "9", "--bench", "bench"),
+        "--bench",
+    ),
 }
 
 
