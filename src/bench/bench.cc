@@ -335,24 +335,30 @@ class Bench {
     ops::torch_executor().run(threads, task);
   }
 
-  // The plain loop over what a step moves, shared out to the threads.
+  // The plain loop over what a step moves: of one thread, or shared out, where
+  // that is faster (starting threads takes longer than a small state).
   double floor_seconds(const Contestant& one) const {
+    const double alone = loop_seconds(one, 1);
     const int64_t threads = one.point->threads;
+    return threads == 1 ? alone : std::min(alone, loop_seconds(one, threads));
+  }
+
+  double loop_seconds(const Contestant& one, int64_t parts) const {
     constexpr int64_t kStep = 64;  // elements
     const int64_t count =
-        (one.call.floor_bytes / 4 / threads + kStep - 1) / kStep * kStep;
+        (one.call.floor_bytes / 4 / parts + kStep - 1) / kStep * kStep;
     float* data = one.floor.as<float>();
-    const double start = clock(threads);
+    const double start = clock(one.point->threads);
     for (int64_t i = 0; i < one.calls; ++i) {
-      shared_out(threads, [&](int64_t task, int) {
+      shared_out(parts, [&](int64_t part, int) {
         if (one.call.is_update) {
-          update_memory(isa_, data + task * count, count);
+          update_memory(isa_, data + part * count, count);
         } else {
-          sink_ = read_memory(isa_, data + task * count, count);
+          sink_ = read_memory(isa_, data + part * count, count);
         }
       });
     }
-    return (clock(threads) - start) / static_cast<double>(one.calls);
+    return (clock(one.point->threads) - start) / static_cast<double>(one.calls);
   }
 
   // A round of one kind: the floor, the calls, the floor again.
