@@ -268,6 +268,9 @@ std::string list_of(const std::vector<T>& values) {
 
 Status validate(const AdviseOptions& options) {
   constexpr int64_t kMost = int64_t{1} << 40;
+  // Elements of queries, keys, values and outputs whose bytes still count in 64
+  // bits.
+  constexpr double kMostElements = 1e17;
   const std::pair<const char*, int64_t> at_least_one[] = {
       {"length", options.length},
       {"head-dim", options.head_dim},
@@ -279,6 +282,15 @@ Status validate(const AdviseOptions& options) {
       return invalid_argument(option, ": found ", value,
                               ", expected a number from 1 to ", kMost);
     }
+  }
+  double elements = 1;
+  for (const auto& [option, value] : at_least_one) {
+    elements *= static_cast<double>(value);
+  }
+  if (elements > kMostElements) {
+    return invalid_argument(
+        "length x head-dim x heads x layers x batch: found ", elements,
+        ", expected at most ", kMostElements);
   }
   if (options.memory < 0) {
     return invalid_argument("memory: found ", options.memory,

@@ -1,5 +1,8 @@
 // bench.json, written and read.
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <tuple>
 
 #include "bench/kinds.h"
 #include "cosformer/bench.h"
@@ -243,6 +246,28 @@ BenchPoint read_point(Reader in) {
   return p;
 }
 
+// Ascending lengths, as everything that draws or interpolates expects, and each
+// point once.
+Status put_in_order(BenchReport* report) {
+  std::sort(report->options.lengths.begin(), report->options.lengths.end());
+  std::stable_sort(report->points.begin(), report->points.end(),
+                   [](const BenchPoint& a, const BenchPoint& b) {
+                     return a.length < b.length;
+                   });
+  std::set<std::tuple<std::string, BenchPass, bool, int64_t, int64_t, int64_t>>
+      seen;
+  for (const BenchPoint& p : report->points) {
+    if (!seen.emplace(p.kind, p.pass, p.is_causal, p.length, p.head_dim,
+                      p.threads)
+             .second) {
+      return data_loss("points: found ", p.kind, ", ", name(p.pass),
+                       ", length ", p.length,
+                       " twice, expected each point once");
+    }
+  }
+  return {};
+}
+
 Status read_report(const Json& json, BenchReport* report) {
   Status status;
   Reader in(json, "", &status);
@@ -288,6 +313,7 @@ Status read_report(const Json& json, BenchReport* report) {
     }
   });
   COSFORMER_RETURN_IF_ERROR(status);
+  COSFORMER_RETURN_IF_ERROR(put_in_order(report));
   status = validate(report->options);
   if (status.ok()) return status;
   return data_loss("options: ", status.message());

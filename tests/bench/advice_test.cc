@@ -209,6 +209,10 @@ TEST(Advise, NamesWhatAReportLacks) {
   options = at(0);
   EXPECT_TRUE(
       contains(advise(options, report).status().message(), "length: found 0"));
+  options = at(int64_t{1} << 40);
+  options.batch = int64_t{1} << 40;
+  EXPECT_TRUE(contains(advise(options, report).status().message(),
+                       "length x head-dim x heads x layers x batch: found"));
 }
 
 TEST(Advise, TheTextPointsToTheLosses) {
@@ -256,6 +260,9 @@ TEST(BenchJson, ErrorsNameTheKey) {
             "b.json: points[0].kind: unknown kind \"cosfromer\"");
   EXPECT_TRUE(contains(broken("\"threads\": [\n   1\n  ]", "\"threads\": [0]"),
                        "options: threads: found 0"));
+  EXPECT_EQ(broken("\"length\": 256", "\"length\": 64"),
+            "b.json: points: found cosformer, forward, length 64 twice, "
+            "expected each point once");
   EXPECT_TRUE(contains(bench_report_from_json("{", "b.json").status().message(),
                        "b.json: not JSON"));
   EXPECT_TRUE(

@@ -27,7 +27,9 @@ inline BenchReport made_report(const std::map<std::string, Cost>& forward,
   report.is_complete = true;
   for (const auto& [kind, cost] : forward) {
     report.options.kinds.push_back(kind);
-    for (const int64_t length : report.options.lengths) {
+  }
+  for (const int64_t length : report.options.lengths) {
+    for (const auto& [kind, cost] : forward) {
       for (const BenchPass pass :
            {BenchPass::kForward, BenchPass::kBackward, BenchPass::kDecode}) {
         BenchPoint p;
