@@ -5,13 +5,15 @@ PYTHON := build/venv/bin/python3
 JOBS ?= $(shell nproc)
 # Text that `make demo` learns: a file or a folder. Default: the C++ standard library's headers.
 DATA ?=
+# Options of `cosformer bench` for `make bench`, such as BENCH="--threads 1,2 --seconds 600".
+BENCH ?=
 
 .PHONY: help setup build demo test bench format format-check lint docs clean
 
 help:
 	@echo "make demo     train a small causal cosFormer on text, plot its loss, let it write (DATA=file or folder)"
 	@echo "make test     build everything and run every test"
-	@echo "make bench    measure the kernels against the machine's peak"
+	@echo "make bench    measure the kernels against the machine's peak, and every kind against torch (BENCH=options)"
 	@echo "make format   format C++ and Python; make lint checks formatting, layering and Python"
 	@echo "make docs     build the documentation site into build/docs"
 	@echo "PRESET=debug|asan|tsan|torch-free chooses another build (CMakePresets.json)"
@@ -38,7 +40,7 @@ PYTESTS = export COSFORMER_BUILD=$(CURDIR)/$(BUILD) COSFORMER_LIBRARY=$(CURDIR)/
 	for part in python cli install; do $(PYTHON) -m pytest -q -n $(JOBS) --dist loadfile tests/$$part || exit 1; done
 
 bench: build
-	@tools/bench.sh $(BUILD)
+	@tools/bench.sh $(BUILD) $(BENCH)
 
 SOURCES = $(shell git ls-files --cached --others --exclude-standard '*.cc' '*.h')
 format: setup

@@ -11,10 +11,13 @@
 #include <string_view>
 #include <vector>
 
-#include "benchmarks/fma_peak.h"
+#include "bench/floors.h"
 #include "cosformer/kernels.h"
 
 namespace cosformer::benchmarks {
+
+using bench_internal::fma_peak;
+using bench_internal::thread_seconds;
 
 enum class Pass { kForward, kBackward };
 

@@ -3,13 +3,10 @@
 // outputs and gradients. Prints a table.
 //
 //   bench_long_context [KIND...]     --quick: 1/8 of the lengths
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/impl/alloc_cpu.h>
 #include <malloc.h>
 #include <torch/torch.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -18,48 +15,13 @@
 #include <string>
 #include <vector>
 
-#include "cosformer/base.h"
+#include "bench/memory.h"
 #include "cosformer/kernels.h"
 #include "cosformer/ops.h"
 
 namespace {
 
 using torch::Tensor;
-
-// Torch's own allocator, counted.
-class CountingAllocator : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    void* data = c10::alloc_cpu(bytes);
-    const int64_t now = current_ += static_cast<int64_t>(bytes);
-    int64_t peak = peak_;
-    while (now > peak && !peak_.compare_exchange_weak(peak, now)) {
-    }
-    auto* block = new Block{data, static_cast<int64_t>(bytes), this};
-    return {data, block, &CountingAllocator::release, c10::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-  void reset_peak() { peak_ = current_.load(); }
-  int64_t current() const { return current_; }
-  int64_t peak() const { return peak_; }
-
- private:
-  struct Block {
-    void* data;
-    int64_t bytes;
-    CountingAllocator* owner;
-  };
-  static void release(void* context) {
-    auto* block = static_cast<Block*>(context);
-    block->owner->current_ -= block->bytes;
-    c10::free_cpu(block->data);
-    delete block;
-  }
-  std::atomic<int64_t> current_{0}, peak_{0};
-};
 
 struct Case {
   std::string name;
@@ -134,25 +96,23 @@ struct Measured {
   int64_t extra;  // bytes
 };
 
-Measured measure(const Case& c, int64_t length, CountingAllocator* allocator) {
+Measured measure(const Case& c, int64_t length) {
   torch::manual_seed(0);
   const auto input = [&] {
     return torch::randn({1, length, 1, 64}).requires_grad_();
   };
   const Tensor q = input(), k = input(), v = input();
   const Tensor d_out = torch::randn({1, length, 1, 64});
-  allocator->reset_peak();
-  cosformer::reset_peak_allocation();
-  const int64_t before = allocator->current();
-  const auto start = std::chrono::steady_clock::now();
-  const Tensor out = c.run(q, k, v);
-  out.backward(d_out);
-  const std::chrono::duration<double> taken =
-      std::chrono::steady_clock::now() - start;
+  std::chrono::duration<double> taken{};
+  Tensor out;
+  const int64_t peak = cosformer::bench_internal::peak_bytes([&] {
+    const auto start = std::chrono::steady_clock::now();
+    out = c.run(q, k, v);
+    out.backward(d_out);
+    taken = std::chrono::steady_clock::now() - start;
+  });
   const int64_t results = 4 * static_cast<int64_t>(out.nbytes());
-  const auto kernels =
-      static_cast<int64_t>(cosformer::allocation_stats().peak_bytes);
-  return {taken.count(), allocator->peak() - before - results + kernels};
+  return {taken.count(), peak - results};
 }
 
 }  // namespace
@@ -164,8 +124,6 @@ int main(int argc, char** argv) {
   // attention.
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
-  static CountingAllocator allocator;
-  c10::SetCPUAllocator(&allocator, 255);
   std::set<std::string> wanted(argv + 1, argv + argc);
   const int64_t length = wanted.erase("--quick") > 0 ? 8192 : 65536;
   std::printf(
@@ -178,11 +136,11 @@ int main(int argc, char** argv) {
     const std::string kind = c.name.substr(0, c.name.find_first_of(" ,"));
     if (!wanted.empty() && wanted.count(kind) == 0) continue;
     const bool slow = c.name == "softmax causal, full";
-    if (!slow) measure(c, length / 2, &allocator);  // the first call is slower
+    if (!slow) measure(c, length / 2);  // the first call is slower
     Measured half{1e9, 0}, whole{1e9, 0};
     for (int round = 0; round < (slow ? 1 : 9); ++round) {
-      const Measured a = measure(c, length / 2, &allocator);
-      const Measured b = measure(c, length, &allocator);
+      const Measured a = measure(c, length / 2);
+      const Measured b = measure(c, length);
       half = {std::min(half.seconds, a.seconds), a.extra};
       whole = {std::min(whole.seconds, b.seconds), b.extra};
     }

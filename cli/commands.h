@@ -17,6 +17,8 @@ void add_train_command(CLI::App& app, Run* run);
 void add_eval_command(CLI::App& app, Run* run);
 void add_generate_command(CLI::App& app, Run* run);
 void add_plot_command(CLI::App& app, Run* run);
+void add_bench_command(CLI::App& app, Run* run);
+void add_advise_command(CLI::App& app, Run* run);
 #endif
 
 }  // namespace cosformer::cli

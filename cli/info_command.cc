@@ -30,28 +30,15 @@ struct Info {
   int64_t cache_bytes_token = 0;  // a token seen: softmax
 };
 
-// What a layer keeps of a sequence, in float32: sums over features (the cosine
-// doubles them), or keys and values, of all tokens or of a window's.
 void add_state(const ModelConfig& config, Info* info) {
   if (!config.is_causal) return;
-  const int64_t dim = config.head_size(), heads = config.kv_heads();
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
-    const AttentionConfig& a = config.layer_attention(layer);
-    const int64_t token = heads * dim * 2 * 4;
-    if (a.kind == "cosformer" || a.kind == "linear") {
-      const bool cosine = a.kind == "cosformer" || a.reweight_len > 0;
-      info->state_bytes += heads * (cosine ? 2 : 1) * dim * (dim + 1) * 4;
-    } else if (a.kind == "performer") {
-      const int64_t features = a.num_features > 0 ? a.num_features : 4 * dim;
-      info->state_bytes += heads * features * (dim + 2) * 4;
-    } else if (a.window > 0) {
-      // First tokens are kept twice, and as many of the window again ahead.
-      const int64_t last = a.window * a.dilation + 1;
-      info->state_bytes +=
-          token * (a.global_tokens > 0 ? 2 * (a.global_tokens + last) : last);
-    } else {
-      info->cache_bytes_token += token;
-    }
+    const StateSize size = state_size(config.layer_attention(layer),
+                                      config.kv_heads(), config.head_size());
+    const bool grows = size.bytes_per_token > 0 && size.max_tokens == 0;
+    info->state_bytes +=
+        grows ? size.constant_bytes : size.bytes_at(size.max_tokens);
+    if (grows) info->cache_bytes_token += size.bytes_per_token;
   }
 }
 
@@ -117,12 +104,6 @@ std::string as_json(const Info& info) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-std::string kibibytes(int64_t bytes) {
-  return bytes < (1 << 20)
-             ? fixed(static_cast<double>(bytes) / 1024.0, 1) + " KiB"
-             : fixed(static_cast<double>(bytes) / 1048576.0, 1) + " MiB";
-}
-
 // A layer's kind with the options that it was given, and those that decide what
 // it sees.
 std::string layer_attention_of(const ModelConfig& config, int64_t layer) {
@@ -181,12 +162,12 @@ std::string as_text(const Info& info) {
   const ModelConfig& config = info.config;
   std::string state;
   if (info.state_bytes > 0) {
-    state = kibibytes(info.state_bytes) + " a sequence, at any length";
+    state = byte_size(info.state_bytes) + " a sequence, at any length";
   }
   if (info.cache_bytes_token > 0) {
     if (!state.empty()) state += ", and ";
-    state += kibibytes(info.cache_bytes_token) + " a token (" +
-             kibibytes(info.cache_bytes_token * config.max_len) + " at " +
+    state += byte_size(info.cache_bytes_token) + " a token (" +
+             byte_size(info.cache_bytes_token * config.max_len) + " at " +
              with_commas(config.max_len) + " tokens)";
   }
   const std::vector<std::pair<std::string, std::string>> rows = {
@@ -204,7 +185,7 @@ std::string as_text(const Info& info) {
        str_cat(config.position, ", up to ", with_commas(config.max_len))},
       {"parameters",
        str_cat(with_commas(info.parameters), " (", join(info.dtypes), ", ",
-               kibibytes(info.bytes), ")")},
+               byte_size(info.bytes), ")")},
       {"tokenizer", info.tokenizer.empty()
                         ? std::string("none")
                         : str_cat(info.tokenizer, ", ",

@@ -22,7 +22,9 @@ constexpr const char* kExamples = R"(Examples:
   cosformer eval runs/book
   cosformer generate runs/book --prompt "Once upon a time" --temperature 0.7
   cosformer info runs/book
-  cosformer plot attention runs/book --text "Once upon a time")";
+  cosformer plot attention runs/book --text "Once upon a time"
+  cosformer bench --out runs/bench
+  cosformer advise --length 4096)";
 
 // A first word that is no subcommand: CLI11 would only say that one is missing.
 Status check_command(const CLI::App& app, int argc, char** argv) {
@@ -65,6 +67,8 @@ int run_program(int argc, char** argv) {
   add_info_command(app, &run);
 #ifdef COSFORMER_WITH_TORCH
   add_plot_command(app, &run);
+  add_bench_command(app, &run);
+  add_advise_command(app, &run);
 #endif
   // The innermost command that was named, and how it was called.
   const auto named = [&app] {

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
-#include <iomanip>
 
 #include "cosformer/kernels.h"
 
@@ -24,12 +23,6 @@ bool write_all(int file, std::string_view text) {
     text.remove_prefix(static_cast<size_t>(n));
   }
   return true;
-}
-
-size_t columns_of(std::string_view text) {
-  size_t columns = 0;
-  for (const char c : text) columns += (c & 0xC0) != 0x80;
-  return columns;
 }
 
 }  // namespace
@@ -61,46 +54,6 @@ int fail(const Status& error, int status) {
   std::replace(line.begin(), line.end(), '\n', ' ');
   note(line);
   return status;
-}
-
-std::string format_table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t c = 0; c < row.size(); ++c) {
-      widths[c] = std::max(widths[c], columns_of(row[c]));
-    }
-  }
-  std::string out;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t c = 0; c < row.size(); ++c) {
-      const std::string pad(widths[c] - columns_of(row[c]), ' ');
-      if (c == 0) {
-        line += row[c] + pad;
-      } else {
-        line.append(2, ' ').append(pad).append(row[c]);
-      }
-    }
-    while (!line.empty() && line.back() == ' ') line.pop_back();
-    out += line + "\n";
-  }
-  return out;
-}
-
-std::string with_commas(int64_t value) {
-  std::string digits = std::to_string(value);
-  const int64_t first = value < 0 ? 1 : 0;
-  for (auto at = static_cast<int64_t>(digits.size()) - 3; at > first; at -= 3) {
-    digits.insert(static_cast<size_t>(at), 1, ',');
-  }
-  return digits;
-}
-
-std::string fixed(double value, int digits) {
-  std::ostringstream out;
-  out << std::fixed << std::setprecision(digits) << value;
-  return out.str();
 }
 
 std::string duration(double seconds) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/format_text.h"
 #include "cosformer/base.h"
 
 namespace cosformer::cli {
@@ -24,12 +25,6 @@ int check_output();
 int fail(const Status& error, int status = kFailed);
 void note(std::string_view message);
 
-// Columns aligned on their right but the first; two spaces between.
-std::string format_table(const std::vector<std::vector<std::string>>& rows);
-// 1234567 -> "1,234,567".
-std::string with_commas(int64_t value);
-// "1.234", with the digits after the point.
-std::string fixed(double value, int digits);
 // Seconds as "8s", "2m05s", "3h10m".
 std::string duration(double seconds);
 

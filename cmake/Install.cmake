@@ -1,6 +1,6 @@
 # `cmake --install`: headers, static libraries, the program, and a package that find_package(cosformer) finds.
 #   find_package(cosformer REQUIRED)                    cosformer::base kernels text format
-#   find_package(cosformer REQUIRED COMPONENTS torch)   also cosformer::ops nn models data train (finds Torch itself)
+#   find_package(cosformer REQUIRED COMPONENTS torch)   also cosformer::ops nn models data train bench (finds Torch itself)
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 
@@ -10,8 +10,8 @@ install(TARGETS cosformer_base cosformer_kernels cosformer_text cosformer_format
   EXPORT cosformerTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT cosformerTargets NAMESPACE cosformer:: DESTINATION ${package_dir})
 if(COSFORMER_TORCH)
-  list(APPEND headers ops nn models data train)
-  install(TARGETS cosformer_ops cosformer_nn cosformer_models cosformer_data cosformer_train cosformer_torch
+  list(APPEND headers ops nn models data train bench)
+  install(TARGETS cosformer_ops cosformer_nn cosformer_models cosformer_data cosformer_plot cosformer_train cosformer_bench cosformer_torch
     EXPORT cosformerTorchTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   install(EXPORT cosformerTorchTargets NAMESPACE cosformer:: DESTINATION ${package_dir})
 endif()

@@ -1,9 +1,17 @@
 #!/usr/bin/env bash
-# tools/bench.sh BUILD: every benchmark of the kernels, with the machine's peak measured in the same run.
+# tools/bench.sh BUILD [OPTIONS of `cosformer bench`]: every benchmark of the kernels, with the machine's peak measured in the same run,
+# then every kind of attention against torch's own, into runs/bench (where the build has torch).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for benchmark in "$1"/benchmarks/bench_*; do
+build=$1
+shift
+for benchmark in "$build"/benchmarks/bench_*; do
   [[ -x $benchmark && -f $benchmark ]] || continue
-  echo "== ${benchmark#"$1"/}"
-  "$benchmark" "${@:2}"
+  echo "== ${benchmark#"$build"/}"
+  "$benchmark"
 done
+program=$build/cli/cosformer
+if "$program" bench --help >/dev/null 2>&1; then
+  echo "== cosformer bench"
+  "$program" bench --out runs/bench "$@"
+fi

@@ -16,28 +16,32 @@ BASE = {"base"}
 KERNELS = BASE | {"kernels"}
 TEXT = BASE | {"text"}
 FORMAT = TEXT | {"format"}
+PLOT = BASE | {"plot"}
 OPS = KERNELS | {"ops"}
 NN = OPS | {"nn"}
 MODELS = NN | FORMAT | {"models"}
 DATA = TEXT | {"format", "data"}
 RUNTIME = KERNELS | FORMAT | {"runtime"}
-TRAIN = MODELS | DATA | {"train"}
+TRAIN = MODELS | DATA | PLOT | {"train"}
+BENCH = OPS | FORMAT | PLOT | {"bench"}
 ALLOWED = {
     "base": BASE,
     "kernels": KERNELS,
     "text": TEXT,
     "format": FORMAT,
+    "plot": PLOT,
     "runtime": RUNTIME,
     "ops": OPS,
     "nn": NN,
     "models": MODELS,
     "data": DATA,
     "train": TRAIN,
-    "cli": TRAIN | RUNTIME,
+    "bench": BENCH,
+    "cli": TRAIN | BENCH | RUNTIME,
     "python": OPS,
 }
 # Folders that must not see torch.
-TORCH_FREE = {"base", "kernels", "text", "format", "runtime"}
+TORCH_FREE = {"base", "kernels", "text", "format", "plot", "runtime"}
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 

@@ -54,6 +54,18 @@ struct AttentionConfig {
   bool operator==(const AttentionConfig&) const = default;
 };
 
+// What one sequence carries from token to token through one causal layer: sums
+// of constant size (linear kinds, in float32), or keys and values of all tokens
+// or of the last and first ones. Linformer carries nothing.
+struct StateSize {
+  int64_t constant_bytes = 0;
+  int64_t bytes_per_token = 0;
+  int64_t max_tokens = 0;  // that are kept; 0 = all
+  int64_t bytes_at(int64_t tokens) const;
+};
+StateSize state_size(const AttentionConfig& attention, int64_t num_kv_heads,
+                     int64_t head_dim, int64_t cache_element_bytes = 4);
+
 // The generic Transformer (design: BERT-, GPT-, LLaMA- and T5-like by its
 // config). Persisted as config.json, versioned.
 struct ModelConfig {

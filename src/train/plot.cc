@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "train/gnuplot.h"
+#include "plot/gnuplot.h"
 #include "train/metrics.h"
 
 namespace cosformer {
@@ -110,7 +110,7 @@ std::string script_of(const Curves& curves, const std::string& png) {
   append_block(out, "train", curves.train);
   append_block(out, "smooth", smoothed(curves.train));
   append_block(out, "validation", curves.validation);
-  out << gnuplot_header(1400, 900, 18, png)
+  out << plot::gnuplot_header(1400, 900, 18, png)
       << "set grid ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
       << "set lmargin 10\nset rmargin 4\n"
       << "set xlabel 'step' tc rgb '#333333'\n"
@@ -135,7 +135,7 @@ std::string script_of(const Curves& curves, const std::string& png) {
             << static_cast<int64_t>(best->first) << ")";
     }
   }
-  out << "set title " << quoted(title.str())
+  out << "set title " << plot::quoted(title.str())
       << " noenhanced font ',20' tc rgb '#222222'\n";
   int label = 0;
   const std::pair<const char*, double> baselines[] = {
@@ -172,7 +172,7 @@ Status plot_run(const std::string& run_dir, const std::string& png_path) {
                             "of type train or eval: train longer than "
                             "train.log_every steps");
   }
-  return draw_with_gnuplot(
+  return plot::draw_with_gnuplot(
       png_path, str_cat("`cosformer plot ", run_dir, "`"),
       [&](const std::string& output) { return script_of(curves, output); });
 }

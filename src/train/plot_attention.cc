@@ -10,7 +10,7 @@
 
 #include "cosformer/models.h"
 #include "cosformer/train.h"
-#include "train/gnuplot.h"
+#include "plot/gnuplot.h"
 
 namespace cosformer {
 namespace train_internal {
@@ -62,7 +62,7 @@ void append_map(std::ostringstream& out, const Map& map, int index) {
   }
   out << "END\n";
   const double top = top_of(weights);
-  out << "set title " << quoted(map.title) << " noenhanced font ',13'\n"
+  out << "set title " << plot::quoted(map.title) << " noenhanced font ',13'\n"
       << "set cbrange [" << (weights.min().item<double>() < 0 ? -top : 0) << ":"
       << top << "]\n"
       << "set palette defined "
@@ -75,7 +75,8 @@ void append_map(std::ostringstream& out, const Map& map, int index) {
 std::string tics(const std::vector<std::string>& tokens) {
   std::string out = "(";
   for (size_t i = 0; i < tokens.size(); ++i) {
-    out += str_cat(i > 0 ? ", " : "", quoted(label_of(tokens[i])), " ", i);
+    out +=
+        str_cat(i > 0 ? ", " : "", plot::quoted(label_of(tokens[i])), " ", i);
   }
   return out + ")";
 }
@@ -87,8 +88,8 @@ std::string script_of(const std::vector<Map>& maps, int64_t layers,
   const int cell = heads > 4 ? 360 : 480;
   std::ostringstream out;
   out << std::setprecision(6)
-      << gnuplot_header(static_cast<int>(heads) * cell + 40,
-                        static_cast<int>(layers) * cell + 60, 11, png)
+      << plot::gnuplot_header(static_cast<int>(heads) * cell + 40,
+                              static_cast<int>(layers) * cell + 60, 11, png)
       << "unset key\nset border 15\nset size ratio -1\n"
       << "set yrange [" << tokens.size()
       << "-0.5:-0.5]\nset xrange [-0.5:" << tokens.size() << "-0.5]\n";
@@ -97,7 +98,7 @@ std::string script_of(const std::vector<Map>& maps, int64_t layers,
         << "set xtics " << tics(tokens) << " noenhanced rotate font ',8'\n";
   }
   out << "set multiplot layout " << layers << "," << heads << " title "
-      << quoted(title) << " noenhanced font ',15'\n";
+      << plot::quoted(title) << " noenhanced font ',15'\n";
   int index = 0;
   for (const Map& map : maps) append_map(out, map, index++);
   out << "unset multiplot\n";
@@ -178,8 +179,8 @@ Result<int64_t> plot_attention(const std::string& model_folder,
            all[static_cast<size_t>(layer)][0][head].to(torch::kFloat64)});
     }
   }
-  COSFORMER_RETURN_IF_ERROR(
-      draw_with_gnuplot(png_path, "this again", [&](const std::string& output) {
+  COSFORMER_RETURN_IF_ERROR(plot::draw_with_gnuplot(
+      png_path, "this again", [&](const std::string& output) {
         return script_of(maps, static_cast<int64_t>(layers->size()),
                          static_cast<int64_t>(heads->size()), tokens,
                          "Weights of a query (row) on the keys (columns)",

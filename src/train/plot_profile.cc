@@ -13,7 +13,7 @@
 
 #include "cosformer/ops.h"
 #include "cosformer/train.h"
-#include "train/gnuplot.h"
+#include "plot/gnuplot.h"
 
 namespace cosformer {
 namespace train_internal {
@@ -135,8 +135,9 @@ void append_panel(std::ostringstream& out, const Panel& panel,
     for (size_t d = 0; d < y.size(); ++d) out << d << " " << y[d] << "\n";
     out << "END\n";
   }
-  out << "set title " << quoted(panel.title) << " noenhanced font ',18'\n"
-      << "set xlabel 'distance (tokens)'\nset ylabel " << quoted(panel.ylabel)
+  out << "set title " << plot::quoted(panel.title) << " noenhanced font ',18'\n"
+      << "set xlabel 'distance (tokens)'\nset ylabel "
+      << plot::quoted(panel.ylabel)
       << " noenhanced\nset autoscale y\nset xrange [0:"
       << (panel.most > 0 ? panel.most : max_distance) << "]\n"
       << panel.extra << "plot 0 with lines lw 1 lc rgb '#999999' notitle";
@@ -144,14 +145,14 @@ void append_panel(std::ostringstream& out, const Panel& panel,
     out << ", $p" << index << "c" << c << " with "
         << (panel.steps ? "steps" : "lines") << " lw 2.5 lc rgb '"
         << kColours[c % std::size(kColours)] << "' title "
-        << quoted(panel.curves[c].title) << " noenhanced";
+        << plot::quoted(panel.curves[c].title) << " noenhanced";
   }
   out << "\n";
 }
 
 std::string script_of(const ProfileOptions& options, const std::string& png) {
   std::ostringstream out;
-  out << std::setprecision(8) << gnuplot_header(1800, 1200, 15, png)
+  out << std::setprecision(8) << plot::gnuplot_header(1800, 1200, 15, png)
       << "set grid ytics lc rgb '#e4e4e4' lw 1 lt 1\n"
       << "set key top right horizontal maxrows 1 samplen 2 tc rgb "
          "'#333333'\n"
@@ -256,7 +257,7 @@ Result<ProfileOptions> profile_of_model(const std::string& model_folder) {
 Status plot_profile(const ProfileOptions& options,
                     const std::string& png_path) {
   COSFORMER_RETURN_IF_ERROR(train_internal::check(options));
-  return train_internal::draw_with_gnuplot(
+  return plot::draw_with_gnuplot(
       png_path, "this again", [&](const std::string& output) {
         return train_internal::script_of(options, output);
       });

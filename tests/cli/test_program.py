@@ -17,7 +17,7 @@ from cli_runner import PROGRAM, ROOT, losses, metrics
 def test_version_and_help(program):
     assert re.fullmatch(r"cosformer \d+\.\d+\.\d+ \(\w+\)\n", program.ok("--version").stdout)
     help_text = program.ok("--help").stdout
-    for command in ("train", "eval", "generate", "info", "plot"):
+    for command in ("train", "eval", "generate", "info", "plot", "bench", "advise"):
         assert command in help_text
         assert "Example" in program.ok(command, "--help").stdout
     assert "Examples:" in help_text

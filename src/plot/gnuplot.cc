@@ -1,4 +1,4 @@
-#include "train/gnuplot.h"
+#include "plot/gnuplot.h"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <filesystem>
 
-namespace cosformer::train_internal {
+namespace cosformer::plot {
 
 // Single quotes: within double ones gnuplot runs `commands`.
 std::string quoted(const std::string& text) {
@@ -68,4 +68,4 @@ Status draw_with_gnuplot(
   return {};
 }
 
-}  // namespace cosformer::train_internal
+}  // namespace cosformer::plot

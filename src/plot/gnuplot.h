@@ -1,13 +1,13 @@
 // Pictures: gnuplot draws, fed through a pipe.
-#ifndef COSFORMER_SRC_TRAIN_GNUPLOT_H_
-#define COSFORMER_SRC_TRAIN_GNUPLOT_H_
+#ifndef COSFORMER_SRC_PLOT_GNUPLOT_H_
+#define COSFORMER_SRC_PLOT_GNUPLOT_H_
 
 #include <functional>
 #include <string>
 
 #include "cosformer/base.h"
 
-namespace cosformer::train_internal {
+namespace cosformer::plot {
 
 // A string of gnuplot.
 std::string quoted(const std::string& text);
@@ -24,6 +24,6 @@ Status draw_with_gnuplot(
     const std::string& png_path, const std::string& again,
     const std::function<std::string(const std::string& output)>& script_for);
 
-}  // namespace cosformer::train_internal
+}  // namespace cosformer::plot
 
-#endif  // COSFORMER_SRC_TRAIN_GNUPLOT_H_
+#endif  // COSFORMER_SRC_PLOT_GNUPLOT_H_
