@@ -61,6 +61,40 @@ HWY_INLINE Vec<T> exp_lanes(Vec<T> x) {
   return exp2_lanes<T>(hn::Mul(x, hn::Set(d, std::numbers::log2e_v<T>)));
 }
 
+// Keeps accumulators in registers: gcc spills one of the twelve without it.
+template <class AnyTile>
+HWY_INLINE void pin(AnyTile& tile) {
+#if HWY_TARGET == HWY_AVX2 && !defined(__clang__)
+  if constexpr (sizeof(tile.acc) == 12 * 32) {
+    auto& acc = tile.acc;
+    asm volatile(""
+                 : "+x"(acc[0].raw), "+x"(acc[1].raw), "+x"(acc[2].raw),
+                   "+x"(acc[3].raw), "+x"(acc[4].raw), "+x"(acc[5].raw),
+                   "+x"(acc[6].raw), "+x"(acc[7].raw), "+x"(acc[8].raw),
+                   "+x"(acc[9].raw), "+x"(acc[10].raw), "+x"(acc[11].raw));
+  }
+#else
+  (void)tile;
+#endif
+}
+template <Along kAlong, class AnyTile, typename T>
+HWY_INLINE void multiply_pinned(AnyTile& tile, const T* HWY_RESTRICT a,
+                                int64_t a_stride, const T* HWY_RESTRICT b,
+                                int64_t b_stride, int64_t depth) {
+  constexpr bool kIsRow = kAlong == Along::kRow;
+  int64_t k = 0;
+  for (; k + 4 <= depth; k += 4) {
+    unroll<4>([&](auto i) COSFORMER_LAMBDA {
+      tile.template multiply<kAlong>(a + (kIsRow ? i : i * a_stride), a_stride,
+                                     b + i * b_stride, b_stride, 1);
+      pin(tile);
+    });
+    a += kIsRow ? 4 : 4 * a_stride;
+    b += 4 * b_stride;
+  }
+  tile.template multiply<kAlong>(a, a_stride, b, b_stride, depth - k);
+}
+
 template <typename T>
 struct PerformerBlock {
   using Features = PerformerFeatures<T>;
@@ -150,11 +184,11 @@ struct PerformerBlock {
 
   static int64_t raise(const Features& f, const Logs& keys, uint64_t real,
                        int64_t from, int64_t to, double bound, bool seen,
-                       T* maxima) {
+                       const Work& work, T* maxima) {
     return keys.wide ? raise_by(f, static_cast<const double*>(keys.logs), real,
-                                from, to, bound, seen, maxima)
+                                from, to, bound, seen, work, maxima)
                      : raise_by(f, static_cast<const T*>(keys.logs), real, from,
-                                to, bound, seen, maxima);
+                                to, bound, seen, work, maxima);
   }
 
   static void rescale(const Features& f, const T* before, const Sums& state) {
@@ -344,8 +378,8 @@ struct PerformerBlock {
                 for (int64_t c0 = 0; c0 < columns * kLanes<L>; c0 += kWidth) {
                   Tile<L, kRows, kVectors> tile;
                   tile.zero();
-                  tile.template multiply<Along::kRow>(w, f.dim, x + c0,
-                                                      kColumns, f.dim);
+                  multiply_pinned<Along::kRow>(tile, w, f.dim, x + c0, kColumns,
+                                               f.dim);
                   unroll<kVectors>([&](auto v) COSFORMER_LAMBDA {
                     const Vec<L> add = hn::Load(d, shift + c0 + v * kLanes<L>);
                     unroll<kRows>([&](auto i) COSFORMER_LAMBDA {
@@ -392,7 +426,7 @@ struct PerformerBlock {
   template <typename L>
   static int64_t raise_by(const Features& f, const L* HWY_RESTRICT logs,
                           uint64_t real, int64_t from, int64_t to, double bound,
-                          bool seen, T* maxima) {
+                          bool seen, const Work& work, T* maxima) {
     const uint64_t left = real & ~uint64_t{0} << from;
     if (left == 0 || __builtin_ctzll(left) >= to) return to;
     const int64_t first = __builtin_ctzll(left);
@@ -403,20 +437,22 @@ struct PerformerBlock {
       const double x = static_cast<double>(logs[i * kColumns + first]);
       return with_first && x > before ? x : before;
     };
+    // Maxima of all columns; where one rises too far, the columns before that.
     int64_t end = to;
     for (int64_t i = 0; i < f.count; ++i) {
       const L* row = logs + i * kColumns;
-      const double limit = base(i) + bound;
-      if (!(static_cast<double>(row_maximum<L>(
-                row, from, end, static_cast<L>(maxima[i]))) > limit))
-        continue;
+      const L most = row_maximum<L>(row, from, to, static_cast<L>(maxima[i]));
+      work.risen[i] = rounded_up<L>(most);
+      const double limit = bound + base(i);
+      if (!(static_cast<double>(most) > limit)) continue;
       for (int64_t j = first + 1; j < end; ++j)
         if (static_cast<double>(row[j]) > limit) end = j;
     }
-    for (int64_t i = 0; i < f.count; ++i) {
-      maxima[i] = rounded_up<L>(row_maximum<L>(logs + i * kColumns, from, end,
-                                               static_cast<L>(maxima[i])));
+    for (int64_t i = 0; end < to && i < f.count; ++i) {
+      work.risen[i] = rounded_up<L>(row_maximum<L>(
+          logs + i * kColumns, from, end, static_cast<L>(maxima[i])));
     }
+    std::copy_n(work.risen, f.count, maxima);
     return end;
   }
 

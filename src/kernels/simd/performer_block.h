@@ -60,6 +60,7 @@ struct PerformerWork {
   double* wide_w;     // [8][dim]: rows of the projection
   T *queries, *keys;  // [kPerformerStrip][kPerformerPiece]
   T* scores;          // [kPerformerPiece][kPerformerPiece]
+  T* risen;           // [features]
 };
 
 // A piece of a block: `n` positions from column `begin` on. Rows of v and out
@@ -107,7 +108,7 @@ struct PerformerBlockKernels {
   // stands before `from`. Returns where it stopped.
   int64_t (*raise)(const PerformerFeatures<T>& f, const PerformerLogs<T>& keys,
                    uint64_t real, int64_t from, int64_t to, double bound,
-                   bool seen, T* maxima);
+                   bool seen, const PerformerWork<T>& work, T* maxima);
   // Brings a state at the scale of `before` to that of its maxima.
   void (*rescale)(const PerformerFeatures<T>& f, const T* before,
                   const PerformerSums<T>& state);
@@ -135,7 +136,8 @@ struct PerformerBlockKernels {
 
 // Sizes of a thread's work, and pieces of its memory.
 template <typename T, typename Carver>
-PerformerWork<T> carve_performer_work(int64_t dim, Carver& carver) {
+PerformerWork<T> carve_performer_work(int64_t features, int64_t dim,
+                                      Carver& carver) {
   const int64_t width = padded(dim);
   PerformerWork<T> work{};
   work.rows = carver.template take<T>(kPerformerRows * width);
@@ -147,6 +149,7 @@ PerformerWork<T> carve_performer_work(int64_t dim, Carver& carver) {
   work.queries = carver.template take<T>(kPerformerStrip * kPerformerPiece);
   work.keys = carver.template take<T>(kPerformerStrip * kPerformerPiece);
   work.scores = carver.template take<T>(kPerformerPiece * kPerformerPiece);
+  work.risen = carver.template take<T>(features);
   return work;
 }
 template <typename T, typename Carver>

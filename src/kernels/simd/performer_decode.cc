@@ -25,7 +25,7 @@ class PerformerStep {
         state_(state),
         m_(call.features),
         stride_(call.stride),
-        work_(carve_performer_work<T>(call.whole.dim, carver)),
+        work_(carve_performer_work<T>(call.features, call.whole.dim, carver)),
         logs_(carve_performer_logs<T>(call.all.rows(), carver)),
         top_(carver.take<double>(kPerformerBlock)),
         maxima_(carver.take<T>(stride_)),
@@ -39,7 +39,7 @@ class PerformerStep {
                 T* scale = log_scale(r * kv_heads + h);
                 std::copy_n(scale, m_, maxima_);
                 b_.raise(call_.all, logs_, ~uint64_t{0}, column, column + 1,
-                         std::numeric_limits<double>::infinity(), true,
+                         std::numeric_limits<double>::infinity(), true, work_,
                          maxima_);
                 rescale(r * kv_heads + h, scale);
                 std::copy_n(maxima_, m_, scale);

@@ -77,7 +77,7 @@ template <typename T>
 struct ForwardScratch {
   ForwardScratch(const Sizes<T>& sizes, void* memory) {
     ArrayCarver carver(memory);
-    work = carve_performer_work<T>(sizes.dim, carver);
+    work = carve_performer_work<T>(sizes.rows, sizes.dim, carver);
     v = carver.take<T>(kPerformerRows * sizes.v_stride);
     before = carver.take<T>(sizes.rows);
     keys = carve_performer_logs<T>(sizes.rows, carver);
@@ -157,7 +157,7 @@ class UnitForward : public PerformerPlace<T> {
       if (has_keys) {
         std::copy_n(state_.maxima, features_.count, s.before);
         to = k_.raise(features_, s.keys, key_bits_.real, from, to, bound,
-                      piece.read, state_.maxima);
+                      piece.read, s.work, state_.maxima);
         k_.rescale(features_, s.before, state_);
       }
       piece.begin = from;

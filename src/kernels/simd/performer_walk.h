@@ -27,7 +27,7 @@ class PerformerScratch {
                   value_dim = padded(call.whole.value_dim),
                   group = call.whole.group;
     const bool backward = second != nullptr;
-    work = carve_performer_work<T>(call.whole.dim, carver_);
+    work = carve_performer_work<T>(call.features, call.whole.dim, carver_);
     key_logs = carve_performer_logs<T>(call.all.rows(), carver_);
     query_logs = carve_performer_logs<T>(call.all.rows(), carver_);
     row = take<double>(n);
@@ -254,7 +254,7 @@ class PerformerWalk : public PerformerPlace<T> {
       T* now = s_.maxima + (pieces_ + 1) * call_.stride;
       std::copy_n(now - call_.stride, call_.features, now);
       from = b_.raise(call_.all, s_.key_logs, key_bits_.real, from, n_, bound,
-                      seen_before(begin_ + from), now);
+                      seen_before(begin_ + from), s_.work, now);
       ends_[pieces_++] = begin_ + from;
     }
   }
