@@ -1,6 +1,7 @@
 // What a call through the torch operator costs beside its kernel: one head of
-// 64 tokens, and a decode step, of each kind. Operator and kernel are timed in
-// turn, and the medians compared: microseconds.
+// 64 tokens, and a decode step, of each kind; plain, and where autograd records
+// it (then the kernel too keeps what a backward needs). Operator and kernel are
+// timed in turn, and the medians compared: microseconds.
 //
 //   bench_short_calls [ROUNDS]
 #include <ATen/ops/empty.h>
@@ -12,6 +13,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "cosformer/kernels.h"
@@ -23,6 +25,7 @@ using namespace cosformer;  // NOLINT: a program of one file
 
 constexpr int64_t kLength = 64, kDim = 64, kFeatures = 256;
 int rounds = 400;
+using Run = std::function<void()>;
 
 void check(const Status& status) {
   if (status.ok()) return;
@@ -50,7 +53,7 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-double microseconds(const std::function<void()>& f) {
+double microseconds(const Run& f) {
   constexpr int kRepeats = 8;
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < kRepeats; ++i) f();
@@ -59,24 +62,22 @@ double microseconds(const std::function<void()>& f) {
   return d.count() / kRepeats;
 }
 
-void report(const char* name, const std::function<void()>& kernel,
-            const std::function<void()>& plain,
-            const std::function<void()>& recording) {
-  std::vector<double> times[3];
-  for (int r = 0; r < rounds; ++r) {
-    const std::function<void()>* runs[] = {&kernel, &plain, &recording};
-    for (int i = 0; i < 3; ++i)
-      if (*runs[i]) times[i].push_back(microseconds(*runs[i]));
+// What the operator adds to its kernel.
+void report(const char* name, const std::vector<std::pair<Run, Run>>& pairs) {
+  std::printf("%-18s", name);
+  for (const auto& [kernel, call] : pairs) {
+    std::vector<double> alone, whole;
+    for (int r = 0; r < rounds; ++r) {
+      alone.push_back(microseconds(kernel));
+      whole.push_back(microseconds(call));
+    }
+    std::printf("%10.2f %+8.2f", median(alone), median(whole) - median(alone));
   }
-  const double base = median(times[0]), off = median(times[1]);
-  std::printf("%-22s %8.2f %10.2f", name, base, off - base);
-  if (!times[2].empty())
-    std::printf(" %12.2f", median(times[2]) - base);
   std::printf("\n");
 }
 
 // f without recording.
-std::function<void()> plain(const std::function<void()>& f) {
+Run plain(const Run& f) {
   return [f] {
     const at::NoGradGuard off;
     f();
@@ -114,14 +115,15 @@ void linear() {
   const auto call = [&] { linear_attention(p.q, p.k, p.v, args); };
   const Problem leaves(kLength);
   leaves.record(true);
-  report(
-      "linear",
-      [&] {
-        check(linear_attention_forward(options, inputs, target(p.out), nullptr,
-                                       {}, serial_executor()));
-      },
-      plain(call),
-      [&] { linear_attention(leaves.q, leaves.k, leaves.v, args); });
+  const auto kernel = [&](void* denominator) {
+    check(linear_attention_forward(options, inputs, target(p.out), denominator,
+                                   {}, serial_executor()));
+  };
+  float sums[kLength];
+  report("linear",
+         {{[&] { kernel(nullptr); }, plain(call)},
+          {[&] { kernel(sums); },
+           [&] { linear_attention(leaves.q, leaves.k, leaves.v, args); }}});
 }
 
 void softmax() {
@@ -134,14 +136,16 @@ void softmax() {
   p.fill(inputs);
   const Problem leaves(kLength);
   leaves.record(true);
-  report(
-      "softmax",
-      [&] {
-        check(softmax_attention_forward(options, inputs, target(p.out), nullptr,
-                                        serial_executor()));
-      },
-      plain([&] { softmax_attention(p.q, p.k, p.v, args); }),
-      [&] { softmax_attention(leaves.q, leaves.k, leaves.v, args); });
+  const auto kernel = [&](void* log_sum_exp) {
+    check(softmax_attention_forward(options, inputs, target(p.out), log_sum_exp,
+                                    serial_executor()));
+  };
+  float sums[kLength];
+  report("softmax",
+         {{[&] { kernel(nullptr); },
+           plain([&] { softmax_attention(p.q, p.k, p.v, args); })},
+          {[&] { kernel(sums); },
+           [&] { softmax_attention(leaves.q, leaves.k, leaves.v, args); }}});
 }
 
 void performer() {
@@ -155,14 +159,17 @@ void performer() {
   inputs.num_features = kFeatures;
   const Problem leaves(kLength);
   leaves.record(true);
+  const auto kernel = [&](double* log_denominator) {
+    check(performer_attention_forward({true}, inputs, target(p.out),
+                                      log_denominator, {}, serial_executor()));
+  };
+  double sums[kLength];
   report(
       "performer",
-      [&] {
-        check(performer_attention_forward({true}, inputs, target(p.out),
-                                          nullptr, {}, serial_executor()));
-      },
-      plain([&] { performer_attention(p.q, p.k, p.v, w, args); }),
-      [&] { performer_attention(leaves.q, leaves.k, leaves.v, w, args); });
+      {{[&] { kernel(nullptr); },
+        plain([&] { performer_attention(p.q, p.k, p.v, w, args); })},
+       {[&] { kernel(sums); },
+        [&] { performer_attention(leaves.q, leaves.k, leaves.v, w, args); }}});
 }
 
 // A state to step, and the kernel's view of it.
@@ -193,14 +200,13 @@ void linear_decode() {
   p.fill(inputs);
   report(
       "linear decode",
-      [&] {
-        check(linear_attention_decode_step(options, inputs, by_kernel.view(),
-                                           target(p.out), serial_executor()));
-      },
-      [&] {
-        linear_attention_decode_step_(p.q, p.k, p.v, by_operator.state, args);
-      },
-      nullptr);
+      {{[&] {
+          check(linear_attention_decode_step(options, inputs, by_kernel.view(),
+                                             target(p.out), serial_executor()));
+        },
+        [&] {
+          linear_attention_decode_step_(p.q, p.k, p.v, by_operator.state, args);
+        }}});
 }
 
 void performer_decode() {
@@ -218,24 +224,23 @@ void performer_decode() {
   inputs.num_features = kFeatures;
   report(
       "performer decode",
-      [&] {
-        check(performer_attention_decode_step(
-            inputs,
-            {by_kernel.view(), by_kernel.state.log_scale.mutable_data_ptr()},
-            target(p.out), serial_executor()));
-      },
-      [&] {
-        performer_attention_decode_step_(p.q, p.k, p.v, w, by_operator.state);
-      },
-      nullptr);
+      {{[&] {
+          check(performer_attention_decode_step(
+              inputs,
+              {by_kernel.view(), by_kernel.state.log_scale.mutable_data_ptr()},
+              target(p.out), serial_executor()));
+        },
+        [&] {
+          performer_attention_decode_step_(p.q, p.k, p.v, w, by_operator.state);
+        }}});
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc > 1) rounds = std::max(1, std::atoi(argv[1]));
-  std::printf("%-22s %8s %10s %12s\n", "microseconds", "kernel", "operator +",
-              "recording +");
+  std::printf("%-18s%10s %8s%10s %8s\n", "microseconds", "kernel", "operator",
+              "kernel", "recorded");
   linear();
   softmax();
   performer();
