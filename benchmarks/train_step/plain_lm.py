@@ -96,10 +96,11 @@ def main():
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     step = make_step(args.kind, args.context, args.batch)
-    for _ in range(2):
+    for _ in range(args.warmup):
         step()
     seconds = []
     for _ in range(args.steps):

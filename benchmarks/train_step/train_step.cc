@@ -35,13 +35,14 @@ cosformer::ModelConfig recipe(const std::string& kind, int64_t context) {
 
 int main(int argc, char** argv) {
   std::string kind = "cosformer";
-  int64_t context = 256, batch = 12, steps = 20;
+  int64_t context = 256, batch = 12, steps = 20, warmup = 2;
   int threads = 2;
   CLI::App app("One training step of the shakespeare recipe, timed");
   app.add_option("--kind", kind, "cosformer, linear or softmax");
   app.add_option("--context", context, "tokens a sequence");
   app.add_option("--batch", batch, "sequences");
   app.add_option("--steps", steps, "timed steps");
+  app.add_option("--warmup", warmup, "steps before them");
   app.add_option("--threads", threads, "of torch");
   CLI11_PARSE(app, argc, argv);
 
@@ -63,7 +64,7 @@ int main(int argc, char** argv) {
     optimizer.step(train.lr, ++count);
     return loss.item<float>();
   };
-  for (int i = 0; i < 2; ++i) step();
+  for (int64_t i = 0; i < warmup; ++i) step();
   std::cout << "{\"milliseconds\": [";
   for (int64_t i = 0; i < steps; ++i) {
     const auto start = std::chrono::steady_clock::now();

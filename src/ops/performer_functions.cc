@@ -9,7 +9,9 @@ namespace {
 
 // Projections are held as states are: of a model in a half type, widened.
 at::Tensor wide_projection(const at::Tensor& projection, const at::Tensor& q) {
-  return projection.to(ops::accumulation_dtype(q));
+  const at::ScalarType dtype = ops::accumulation_dtype(q);
+  // Asking costs less than a call that changes nothing.
+  return projection.scalar_type() == dtype ? projection : projection.to(dtype);
 }
 
 }  // namespace

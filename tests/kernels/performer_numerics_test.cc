@@ -294,6 +294,49 @@ TEST(PerformerNumerics, ResultsDoNotDependOnTheThreads) {
   }
 }
 
+// One unit of work has its features cut instead, into unequal parts.
+TEST(PerformerNumerics, FewHeadsAreCutByFeatures) {
+  for (const double scale : {1.0, 10.0}) {
+    for (const char* form :
+         {"causal=1 q_len=140 kv_len=140 mask=holes", "q_len=130 kv_len=140",
+          "causal=1 q_len=1100 kv_len=1100 group=1"}) {
+      const PerformerProblem p = make_performer_problem(
+          str_cat("kv_heads=1 group=2 head_dim=12 value_dim=5 state=both ",
+                  form),
+          270, scale);
+      const PerformerOutputs one = run(p, serial_executor());
+      const std::unique_ptr<Executor> pool = make_thread_pool(3);
+      const PerformerOutputs three = run(p, *pool);
+      EXPECT_EQ(one.out.bits(), three.out.bits()) << form;
+      EXPECT_EQ(one.log_denominator, three.log_denominator) << form;
+      EXPECT_EQ(one.state->kv_state.bits(), three.state->kv_state.bits());
+      EXPECT_EQ(one.dq.bits(), three.dq.bits()) << form;
+      if (p.base.q.size()[1] > 1000) continue;  // the reference is slow
+      const PerformerOutputs want = run_reference(p);
+      for_each_isa([&] {
+        EXPECT_EQ(compare(p, run(p, serial_executor()), want, 5e-6, 2e-5), "")
+            << form << " " << scale;
+      });
+    }
+  }
+}
+
+// Rows beside ordinary ones that need double: the choice is a block's, and no
+// row's result depends on it by more than rounding.
+TEST(PerformerNumerics, LargeAndOrdinaryRowsShareABlock) {
+  PerformerProblem p = make_performer_problem(
+      "causal=1 q_len=150 kv_len=150 head_dim=16 value_dim=8", 32);
+  const auto enlarge = [](Tensor& x, int64_t s) {
+    for (int64_t c = 0; c < 16; ++c) x.set(0, s, 0, c, 20 * x.get(0, s, 0, c));
+  };
+  for (int64_t s : {7, 70, 133}) enlarge(p.base.q, s);
+  for (int64_t s : {20, 100}) enlarge(p.base.k, s);
+  const PerformerOutputs want = run_reference(p);
+  for_each_isa([&] {
+    EXPECT_EQ(compare(p, run(p, serial_executor()), want, 5e-6, 2e-5), "");
+  });
+}
+
 // Bytes beyond inputs, outputs and gradients, at most.
 size_t extra_memory(int64_t length, bool causal) {
   const PerformerProblem p = make_performer_problem(

@@ -1,6 +1,5 @@
-// Performer's features (performer.h): products with the projection in double,
-// exponentials in the type of the states, and the gradients of both. Loops
-// without intrinsics are left to the compiler, which knows the target here.
+// Gradients of Performer's features (performer.h). Loops without intrinsics are
+// left to the compiler, which knows the target here.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_PERFORMER_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_PERFORMER_INL_H_
@@ -11,7 +10,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "kernels/simd/pack-inl.h"
 #include "kernels/simd/performer.h"
@@ -42,25 +40,12 @@ template <typename T>
 struct PerformerEntry {
   using Projection = PerformerProjection<T>;
 
-  static Panels<double> across(const Projection& w) {
-    return {w.across, w.dim, padded(w.features)};
-  }
   static Panels<T> along(const Projection& w, T* data) {
     return {data, round_up(w.features, 4), padded(w.dim)};
   }
 
   static void pack_projection(const T* projection, const Projection& w) {
     const double scale = std::pow(static_cast<double>(w.dim), -0.25);
-    const Panels<double> to = across(w);
-    std::fill_n(to.data, to.rows * to.columns, 0.0);
-    for (int64_t f0 = 0; f0 < to.columns; f0 += kPanel<double>) {
-      const int64_t width = to.width_at(f0);
-      for (int64_t f = f0; f < std::min(f0 + width, w.features); ++f)
-        for (int64_t c = 0; c < w.dim; ++c)
-          to.panel(f0)[c * width + f - f0] =
-              scale * static_cast<double>(projection[f * w.dim + c]);
-    }
-    if (w.along == nullptr) return;
     const Panels<T> back = along(w, w.along);
     std::fill_n(back.data, back.rows * back.columns, T{0});
     load_panels<T>(projection, w.features, w.dim, back);
@@ -87,95 +72,6 @@ struct PerformerEntry {
       write_rows<T>(dtype, in + r * padded(dim), padded(dim), ones,
                     written >> r & kLow, live >> r & kLow, dim,
                     Rows{data, first + r, stride}, false);
-    }
-  }
-
-  static void project(const Projection& w, const T* x, int64_t n, double* wide,
-                      double* logs, double* half_norm) {
-    const int64_t stride = padded(w.dim), rows = round_up(n, 4);
-    const double scale = 0.5 / std::sqrt(static_cast<double>(w.dim));
-    for (int64_t r = 0; r < rows; ++r) {
-      double sum[4] = {};
-      for (int64_t c = 0; c < stride; c += 4) {
-        for (int64_t l = 0; l < 4; ++l) {
-          const double value = static_cast<double>(x[r * stride + c + l]);
-          wide[r * stride + c + l] = value;
-          sum[l] += value * value;
-        }
-      }
-      if (r < n) half_norm[r] = scale * ((sum[0] + sum[1]) + (sum[2] + sum[3]));
-    }
-    multiply_rows<double>(wide, stride, rows, w.dim, across(w), logs,
-                          padded(w.features));
-  }
-
-  // Below this an exponential is nothing beside the least sum that a row may
-  // have (performer_walk.h), and soon no normal number.
-  static constexpr double kNothing = sizeof(T) == 8 ? -690 : -80;
-
-  static void exponentials(const double* HWY_RESTRICT logs, int64_t n,
-                           int64_t features, const double* HWY_RESTRICT row,
-                           const double* HWY_RESTRICT column,
-                           T* HWY_RESTRICT out) {
-    const Tag<T> d;
-    const Vec<T> nothing = hn::Set(d, static_cast<T>(kNothing));
-    const int64_t stride = padded(features);
-    for (int64_t r = 0; r < n; ++r) {
-      const double* HWY_RESTRICT in = logs + r * stride;
-      T* HWY_RESTRICT to = out + r * stride;
-      const double shift = row[r];
-      for (int64_t f = 0; f < stride; ++f)
-        to[f] = static_cast<T>((in[f] - shift) + column[f]);
-      for (int64_t f = 0; f < stride; f += kLanes<T>) {
-        const Vec<T> x = hn::Load(d, to + f);
-        const Vec<T> y = hn::IfThenZeroElse(hn::Lt(x, nothing), hn::Exp(d, x));
-        hn::Store(hn::IfThenElse(hn::Eq(x, x), y, x), d, to + f);
-      }
-    }
-  }
-
-  static void row_maxima(const double* HWY_RESTRICT logs, int64_t n,
-                         int64_t features, const double* HWY_RESTRICT column,
-                         double* HWY_RESTRICT maxima) {
-    const Tag<double> d;
-    const double lowest = -std::numeric_limits<double>::infinity();
-    const int64_t stride = padded(features);
-    for (int64_t r = 0; r < n; ++r) {
-      Vec<double> top = hn::Set(d, lowest);
-      int64_t f = 0;
-      for (; f + kLanes<double> <= features; f += kLanes<double>) {
-        const Vec<double> x = hn::Add(hn::Load(d, logs + r * stride + f),
-                                      hn::Load(d, column + f));
-        top = hn::IfThenElse(hn::Gt(x, top), x, top);
-      }
-      double best = hn::GetLane(hn::MaxOfLanes(d, top));
-      for (; f < features; ++f) {
-        const double x = logs[r * stride + f] + column[f];
-        best = x > best ? x : best;
-      }
-      maxima[r] = best;
-    }
-  }
-
-  static bool rises(const double* HWY_RESTRICT logs, double half_norm,
-                    const T* HWY_RESTRICT base, double bound,
-                    int64_t features) {
-    int64_t above = 0;
-    for (int64_t f = 0; f < features; ++f)
-      above += logs[f] - half_norm > static_cast<double>(base[f]) + bound;
-    return above > 0;
-  }
-
-  static void raise(const double* HWY_RESTRICT logs, double half_norm,
-                    T* HWY_RESTRICT maxima, int64_t features) {
-    for (int64_t f = 0; f < features; ++f) {
-      const double x = logs[f] - half_norm;
-      T up = static_cast<T>(x);
-      // One or two steps: the least would take a branch.
-      up += static_cast<double>(up) < x
-                ? std::fabs(up) * std::numeric_limits<T>::epsilon()
-                : T{0};
-      maxima[f] = x > static_cast<double>(maxima[f]) ? up : maxima[f];
     }
   }
 
@@ -274,11 +170,6 @@ struct PerformerEntry {
     return {&pack_projection,
             &pack,
             &write,
-            &project,
-            &exponentials,
-            &row_maxima,
-            &rises,
-            &raise,
             &rescale,
             &rescale_across,
             &log_gradients,

@@ -17,21 +17,17 @@ inline constexpr int64_t kPerformerBlock = 64;
 // whole vectors of every instruction set.
 inline constexpr int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 
-// What the functions below work on: sizes of a call and its projection, scaled
-// by head_dim^(-1/4) so that it applies to x itself.
+// Sizes of a call and its projection for the gradients: W in T, scaled by
+// head_dim^(-1/4) so that it applies to x itself, [features][dim] in panels.
 template <typename T>
 struct PerformerProjection {
   int64_t features, dim, value_dim;
-  // W^T in double, [dim][features] in panels, for the logarithms; W in T,
-  // [features][dim] in panels, for their gradients.
-  double* across;
   T* along;
 };
 
-// T is what states are held in. Logarithms are double: where q and k are ten
-// times the usual size they reach hundreds, and an error in them is a relative
-// error of the weight.
-// Arrays of rows are [n][padded(columns)], contiguous and aligned.
+// What a backward needs beside the features (performer_block.h). T is what
+// states are held in. Arrays of rows are [n][padded(columns)], contiguous and
+// aligned.
 template <typename T>
 struct PerformerKernels {
   void (*pack_projection)(const T* projection,
@@ -43,24 +39,6 @@ struct PerformerKernels {
   // The way back, into the rows of `written`; zeros where `live` is 0.
   void (*write)(DType dtype, const T* in, uint64_t written, uint64_t live,
                 int64_t dim, void* data, int64_t first, int64_t stride);
-  // logs[r][f] = W_f.x_r, half_norm[r] = |x_r|^2 / (2 sqrt(dim)). wide: memory
-  // for the rows in double.
-  void (*project)(const PerformerProjection<T>& w, const T* x, int64_t n,
-                  double* wide, double* logs, double* half_norm);
-  // out[r][f] = exp(logs[r][f] - row[r] + column[f]), 0 where that is nothing
-  // beside 1; a NaN stays one.
-  void (*exponentials)(const double* logs, int64_t n, int64_t features,
-                       const double* row, const double* column, T* out);
-  // maxima[r] = max_f (logs[r][f] + column[f]), NaN left out.
-  void (*row_maxima)(const double* logs, int64_t n, int64_t features,
-                     const double* column, double* maxima);
-  // Whether log feature logs[f] - half_norm lies more than bound above base[f]
-  // for some f.
-  bool (*rises)(const double* logs, double half_norm, const T* base,
-                double bound, int64_t features);
-  // maxima[f] = max(maxima[f], logs[f] - half_norm) rounded up; NaN left out.
-  void (*raise)(const double* logs, double half_norm, T* maxima,
-                int64_t features);
   // The states of the passes times a factor a feature: of forward and d_keys,
   // and of d_queries, which is transposed.
   void (*rescale)(void* state, const PerformerProjection<T>& w,

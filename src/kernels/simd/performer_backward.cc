@@ -19,8 +19,8 @@ namespace {
 template <typename T>
 class PerformerBackward : public PerformerWalk<T> {
   using Base = PerformerWalk<T>;
-  using Base::begin_, Base::call_, Base::ends_, Base::inside_, Base::k_,
-      Base::n_, Base::pieces_, Base::s_, Base::unit_, Base::w_,
+  using Base::b_, Base::begin_, Base::call_, Base::ends_, Base::inside_,
+      Base::k_, Base::n_, Base::pieces_, Base::s_, Base::unit_, Base::w_,
       Base::query_bits_, Base::key_bits_;
 
  public:
@@ -181,11 +181,10 @@ class PerformerBackward : public PerformerWalk<T> {
       shift_by_row_sums(g);
       for (int64_t p = 0; p < pieces_; ++p) {
         const int64_t r = this->begin_of(p) - begin_;
-        this->set_column(this->maxima_of(p), false);
-        k_.exponentials(s_.logs + r * call_.stride,
-                        ends_[p] - this->begin_of(p), call_.features,
-                        s_.row + r, s_.column,
-                        s_.queries + (g * Base::kBlock + r) * call_.stride);
+        b_.form_rows(call_.all, s_.query_logs, r, ends_[p] - this->begin_of(p),
+                     this->maxima_of(p), s_.row + r, s_.work,
+                     s_.queries + (g * Base::kBlock + r) * call_.stride,
+                     call_.stride);
       }
     }
   }
@@ -202,7 +201,7 @@ class PerformerBackward : public PerformerWalk<T> {
                                      this->first_head() + g];
       s_.row[i] = sum == kMinusInfinity
                       ? std::numeric_limits<double>::infinity()
-                      : sum + s_.half_norm[i] + call_.log_features;
+                      : sum + s_.query_logs.half_norm[i] + call_.log_features;
     }
   }
 
@@ -316,7 +315,7 @@ Status backward(const PerformerAttentionOptions& options,
                         gradients.d_state_out.kv_state != nullptr ||
                             gradients.d_state_out.k_sum != nullptr,
                         isa);
-  COSFORMER_RETURN_IF_ERROR(call.pack_projection(true));
+  COSFORMER_RETURN_IF_ERROR(call.prepare(true));
   constexpr bool is_double = std::is_same_v<T, double>;
   const Pass& queries = is_double ? d_queries_f64(isa) : d_queries_f32(isa);
   const Pass& keys = is_double ? d_keys_f64(isa) : d_keys_f32(isa);

@@ -1,153 +1,413 @@
-// Performer's forward walk and decode step (performer_walk.h).
-#include "kernels/simd/performer_walk.h"
+// Performer's forward walk (performer_call.h) over blocks of positions
+// (performer_block.h).
+//
+// A task is a unit. Where units are few their features are cut into parts, by
+// shape alone, each a Performer of its own but for the row's shift and sum: the
+// parts' answers to some blocks are formed in parallel, and then put together.
+#include <algorithm>
+
+#include "kernels/simd/performer_block.h"
+#include "kernels/simd/performer_call.h"
 
 namespace cosformer::simd {
 namespace {
 
-template <typename T>
-class PerformerForward : public PerformerWalk<T> {
-  using Base = PerformerWalk<T>;
-  using Base::begin_, Base::call_, Base::ends_, Base::inside_, Base::k_,
-      Base::n_, Base::pieces_, Base::s_, Base::unit_, Base::w_,
-      Base::query_bits_, Base::key_bits_;
-
+// The blocks of a unit's walk.
+class Blocks {
  public:
-  PerformerForward(const PerformerCall<T>& call, const Unit& unit,
-                   const Pass& pass, const PerformerOutputs& outputs,
-                   PerformerScratch<T>& scratch)
-      : Base(call, unit, scratch), pass_(pass), outputs_(outputs) {
-    s_.piece.state_out = outputs.state_out.sums;
-    s_.piece.denominator = s_.denominator;
-  }
-
-  void run() {
-    this->start_maxima(s_.maxima);
-    pass_.load_state(s_.piece, inside_, s_.state[0]);
-    if (call_.whole.options.is_causal) {
-      const Walk walk(unit_);
-      for (const Span& span : {walk.first, walk.second})
-        Base::for_blocks(span, [&](int64_t b, int64_t e) { attend(b, e); });
+  struct Block {
+    int64_t begin, end;
+    bool keys, queries;
+  };
+  Blocks(const Unit& unit, bool causal) : causal_(causal) {
+    if (causal) {
+      const Walk walk(unit);
+      first_ = walk.first;
+      second_ = walk.second;
     } else {
-      Base::for_blocks(key_span(unit_),
-                       [&](int64_t b, int64_t e) { accumulate(b, e); });
-      Base::for_blocks(query_span(unit_),
-                       [&](int64_t b, int64_t e) { read(b, e); });
+      first_ = key_span(unit);
+      second_ = query_span(unit);
     }
-    if (outputs_.state_out.sums.kv_state == nullptr) return;
-    pass_.store_state(s_.piece, inside_, s_.state[0]);
-    std::copy_n(
-        s_.maxima, call_.features,
-        static_cast<T*>(outputs_.state_out.log_scale) + call_.state_at(unit_));
+  }
+  int64_t count() const { return blocks(first_) + blocks(second_); }
+  Block operator[](int64_t i) const {
+    const bool in_first = i < blocks(first_);
+    const Span& span = in_first ? first_ : second_;
+    const int64_t begin =
+        span.begin + (in_first ? i : i - blocks(first_)) * kPerformerBlock;
+    return {begin, std::min(begin + kPerformerBlock, span.end),
+            causal_ || in_first, causal_ || !in_first};
   }
 
  private:
-  void attend(int64_t begin, int64_t end) {
-    this->enter(begin, end);
-    if (key_bits_.real != 0) this->project_keys();
-    this->cut();
-    if (key_bits_.real != 0) this->form_keys();
-    s_.piece.inputs.v = this->key_rows_of(call_.inputs.call.v, s_.v);
-    form_queries();
-    set_out();
-    for (int64_t p = 0; p < pieces_; ++p) {
-      if (this->set_factor(this->maxima_of(p - 1), this->maxima_of(p)))
-        k_.rescale(s_.state[0], w_, s_.factor);
-      pass_.attend(s_.piece, inside_, this->begin_of(p), ends_[p], {},
-                   s_.state[0], s_.pass_scratch[0]);
-    }
-    this->keep_maxima();
-    finish_queries();
+  static int64_t blocks(const Span& span) {
+    return (span.size() + kPerformerBlock - 1) / kPerformerBlock;
+  }
+  bool causal_;
+  Span first_, second_;
+};
+
+// What a block's queries got, before it is divided by their sums: of each head
+// of the group [kPerformerRows][value_stride], and [kPerformerBlock].
+template <typename T>
+struct Answers {
+  T* out;
+  T* denominator;
+  double* top;  // logarithm that the sum's lacks
+};
+
+// Sizes of a call's arrays.
+template <typename T>
+struct Sizes {
+  int64_t rows, dim, v_stride, group;
+
+  PerformerSums<T> sums(ArrayCarver& carver) const {
+    return {carver.take<T>(rows), carver.take<T>(rows * v_stride),
+            carver.take<T>(rows)};
+  }
+  Answers<T> answers(ArrayCarver& carver) const {
+    return {carver.take<T>(group * kPerformerRows * v_stride),
+            carver.take<T>(group * kPerformerBlock),
+            carver.take<double>(group * kPerformerBlock)};
+  }
+};
+
+// A thread's memory.
+template <typename T>
+struct ForwardScratch {
+  ForwardScratch(const Sizes<T>& sizes, void* memory) {
+    ArrayCarver carver(memory);
+    work = carve_performer_work<T>(sizes.rows, sizes.dim, carver);
+    v = carver.take<T>(kPerformerRows * sizes.v_stride);
+    before = carver.take<T>(sizes.rows);
+    keys = carve_performer_logs<T>(sizes.rows, carver);
+    for (int64_t g = 0; g < sizes.group; ++g)
+      queries.push_back(carve_performer_logs<T>(sizes.rows, carver));
+    bytes = carver.bytes();
   }
 
-  void accumulate(int64_t begin, int64_t end) {
-    this->enter(begin, end);
-    if (key_bits_.real == 0) return;
-    this->project_keys();
-    this->cut();
-    this->form_keys();
-    s_.piece.inputs.v = this->key_rows_of(call_.inputs.call.v, s_.v);
-    if (this->set_factor(s_.maxima, this->maxima_of(0)))
-      k_.rescale(s_.state[0], w_, s_.factor);
-    pass_.accumulate(s_.piece, inside_, begin, end, s_.state[0],
-                     s_.pass_scratch[0]);
-    this->keep_maxima();
+  size_t bytes;
+  PerformerWork<T> work{};
+  T *v, *before;
+  PerformerLogs<T> keys;
+  std::vector<PerformerLogs<T>> queries;
+};
+
+// One unit's walk with some of its features.
+template <typename T>
+class UnitForward : public PerformerPlace<T> {
+  using Place = PerformerPlace<T>;
+  using Place::begin_, Place::call_, Place::dtype_, Place::key_bits_, Place::n_,
+      Place::query_bits_, Place::unit_;
+
+ public:
+  UnitForward(const PerformerCall<T>& call, const Unit& unit,
+              const PerformerFeatures<T>& features, int64_t first_feature,
+              const PerformerOutputs& outputs, const PerformerSums<T>& state)
+      : Place(call, unit),
+        k_(performer_block<T>(call.isa)),
+        features_(features),
+        outputs_(outputs),
+        state_(state),
+        at_(call.state_at(unit) + first_feature),
+        v_stride_(k_.value_stride(features.value_dim)) {}
+
+  void load_state() const {
+    const ConstPerformerStateView& given = call_.inputs.state;
+    const bool has = given.sums.kv_state != nullptr;
+    const auto at = [&](const void* data, int64_t offset) {
+      return has ? static_cast<const T*>(data) + offset : nullptr;
+    };
+    k_.load_state(features_, at(given.sums.kv_state, at_ * features_.value_dim),
+                  at(given.sums.k_sum, at_), at(given.log_scale, at_), state_);
+  }
+  void store_state() const {
+    const PerformerStateView& to = outputs_.state_out;
+    if (to.sums.kv_state == nullptr) return;
+    k_.store_state(
+        features_, state_,
+        static_cast<T*>(to.sums.kv_state) + at_ * features_.value_dim,
+        static_cast<T*>(to.sums.k_sum) + at_,
+        static_cast<T*>(to.log_scale) + at_);
   }
 
-  void read(int64_t begin, int64_t end) {
-    this->enter(begin, end);
-    std::copy_n(s_.maxima, call_.features, s_.maxima + call_.stride);
-    pieces_ = 1;
-    ends_[0] = end;
-    form_queries();
-    set_out();
-    pass_.read(s_.piece, inside_, begin, end, s_.state[0], s_.pass_scratch[0]);
-    finish_queries();
-  }
-
-  // The features of the group's queries, and what their rows were shifted by.
-  void form_queries() {
-    if (query_bits_.real == 0) return;
-    for (int64_t g = 0; g < call_.whole.group; ++g) {
-      this->project_queries(g);
-      T* features = s_.queries + g * Base::kBlock * call_.stride;
-      double* top = s_.top + g * Base::kBlock;
-      for (int64_t p = 0; p < pieces_; ++p) {
-        const int64_t r = this->begin_of(p) - begin_;
-        const int64_t n = ends_[p] - this->begin_of(p);
-        const double* logs = s_.logs + r * call_.stride;
-        this->set_column(this->maxima_of(p), false);
-        k_.row_maxima(logs, n, call_.features, s_.column, top + r);
-        for (int64_t i = r; i < r + n; ++i)
-          if (top[i] == kMinusInfinity) top[i] = 0;
-        k_.exponentials(logs, n, call_.features, top + r, s_.column,
-                        features + r * call_.stride);
+  void attend(const Blocks& blocks, int64_t i, ForwardScratch<T>& s,
+              const Answers<T>& answers) {
+    const Blocks::Block block = blocks[i];
+    this->stand_at(block.begin, block.end);
+    const bool has_keys = block.keys && key_bits_.real != 0;
+    const bool asks = block.queries && query_bits_.real != 0;
+    const Blocks::Block next =
+        i + 1 < blocks.count() ? blocks[i + 1] : Blocks::Block{0, 0, 0, 0};
+    bool finite = true;
+    if (has_keys) finite = take_keys(next, s);
+    if (asks) take_queries(next, has_keys && s.keys.wide, s);
+    if (!has_keys && !asks) return;
+    const double bound = call_.whole.options.is_causal && asks
+                             ? kRise<T>
+                             : std::numeric_limits<double>::infinity();
+    PerformerPiece<T> piece;
+    piece.real_keys = key_bits_.real;
+    piece.v = s.v;
+    piece.finite = finite;
+    piece.keys = has_keys ? &s.keys : nullptr;
+    for (int64_t from = 0, to; from < n_; from = to) {
+      to = std::min(from + kPerformerPiece, n_);
+      piece.read = this->seen_before(begin_ + from);
+      if (has_keys) {
+        std::copy_n(state_.maxima, features_.count, s.before);
+        to = k_.raise(features_, s.keys, key_bits_.real, from, to, bound,
+                      piece.read, s.work, state_.maxima);
+        k_.rescale(features_, s.before, state_);
       }
-      // What the logarithm of the row's sum lacks.
-      for (int64_t i = 0; i < n_; ++i)
-        top[i] -= s_.half_norm[i] + call_.log_features;
+      piece.begin = from;
+      piece.n = to - from;
+      const bool update = !call_.whole.options.is_causal ||
+                          outputs_.state_out.sums.kv_state != nullptr ||
+                          begin_ + to < unit_.q_end();
+      const int64_t heads = asks ? call_.whole.group : 1;
+      for (int64_t g = 0; g < heads; ++g) {
+        piece.update = update && g == heads - 1;
+        if (asks) {
+          piece.queries = &s.queries[static_cast<size_t>(g)];
+          piece.out = answers.out + g * kPerformerRows * v_stride_;
+          piece.denominator = answers.denominator + g * kPerformerBlock;
+          piece.top = answers.top + g * kPerformerBlock;
+        }
+        k_.attend(features_, piece, s.work, state_);
+      }
+    }
+    for (int64_t g = 0; asks && g < call_.whole.group; ++g) {
+      const double* half_norm = s.queries[static_cast<size_t>(g)].half_norm;
+      for (int64_t j = 0; j < n_; ++j) {
+        answers.top[g * kPerformerBlock + j] -=
+            half_norm[j] + call_.log_features;
+      }
     }
   }
 
-  void set_out() {
-    if (query_bits_.present == 0) return;
-    s_.piece.out = Base::writable(
-        call_.half ? this->heads_of(s_.out, call_.whole.value_dim,
-                                    padded(call_.whole.value_dim))
-                   : this->view_at(outputs_.out, this->first_head(),
-                                   this->first_query()));
-  }
-
-  void finish_queries() {
+  // The caller's rows and logarithms of a block.
+  void finish(const Blocks::Block& block, const Answers<T>& answers) {
+    if (!block.queries) return;
+    this->stand_at(block.begin, block.end);
     if (query_bits_.present == 0) return;
     const int64_t group = call_.whole.group;
-    if (call_.half) {
-      for (int64_t g = 0; g < group; ++g) {
-        this->write_queries(
-            s_.out + g * Base::kBlock * padded(call_.whole.value_dim),
-            outputs_.out, g);
-      }
+    const T least = static_cast<T>(call_.whole.options.eps);
+    const ConstView4& out = outputs_.out;
+    for (int64_t g = 0; g < group; ++g) {
+      const T* sums = answers.denominator + g * kPerformerBlock;
+      T scale[kPerformerBlock];
+      for (int64_t j = 0; j < kPerformerBlock; ++j)
+        scale[j] = 1 / (sums[j] < least ? least : sums[j]);
+      k_.write(dtype_, answers.out + g * kPerformerRows * v_stride_, scale,
+               query_bits_.present, query_bits_.real, features_.value_dim,
+               const_cast<char*>(
+                   this->head_of(out, unit_.row.batch, this->first_head() + g)),
+               this->first_query(), out.stride[1]);
+      if (outputs_.log_denominator != nullptr)
+        write_logarithms(g, sums, answers.top + g * kPerformerBlock);
     }
-    if (outputs_.log_denominator == nullptr) return;
-    for (int64_t i = 0; i < n_; ++i) {
-      if ((query_bits_.present >> i & 1) == 0) continue;
-      const int64_t token = unit_.row.batch * call_.inputs.call.q.size[1] +
-                            this->first_query() + i;
-      double* to = outputs_.log_denominator + token * call_.whole.heads +
-                   this->first_head();
-      for (int64_t g = 0; g < group; ++g) {
-        to[g] = (query_bits_.real >> i & 1) == 0
-                    ? kMinusInfinity
-                    : std::log(static_cast<double>(
-                          s_.denominator[denominator_at(i) + g])) +
-                          s_.top[g * Base::kBlock + i];
+  }
+
+ private:
+  // Rows that follow in the caller's memory.
+  static PerformerAhead ahead(const ConstView4& view, const char* head,
+                              int64_t first, int64_t rows) {
+    const int64_t size = static_cast<int64_t>(size_of(view.dtype));
+    return {head + first * view.stride[1] * size, view.stride[1] * size,
+            view.size[3] * size, rows};
+  }
+
+  bool take_keys(const Blocks::Block& next, ForwardScratch<T>& s) {
+    const ConstView4 &k = call_.inputs.call.k, &v = call_.inputs.call.v;
+    const char* keys = this->head_of(k, unit_.row.batch, unit_.head);
+    const char* values = this->head_of(v, unit_.row.batch, unit_.head);
+    PerformerAhead later[2];
+    if (next.keys) {
+      const int64_t first = this->key_at(next.begin);
+      const int64_t rows = next.end - next.begin;
+      later[0] = ahead(k, keys, first, rows);
+      later[1] = ahead(v, values, first, rows);
+    }
+    k_.project(features_, dtype_, keys, this->first_key(), k.stride[1],
+               key_bits_.real, n_, true, kNarrow, later, s.work, s.keys);
+    return k_.load_values(dtype_, values, this->first_key(), v.stride[1],
+                          key_bits_.real, n_, features_.value_dim, s.v);
+  }
+
+  void take_queries(const Blocks::Block& next, bool wide,
+                    ForwardScratch<T>& s) {
+    const ConstView4& q = call_.inputs.call.q;
+    // Of large maxima and logarithms little may be left over.
+    const double limit =
+        wide || are_large(state_.maxima, features_.count) ? -1 : kNarrow;
+    for (int64_t g = 0; g < call_.whole.group; ++g) {
+      const char* head =
+          this->head_of(q, unit_.row.batch, this->first_head() + g);
+      PerformerAhead later[2];
+      if (next.queries)
+        later[0] =
+            ahead(q, head, this->query_at(next.begin), next.end - next.begin);
+      k_.project(features_, dtype_, head, this->first_query(), q.stride[1],
+                 query_bits_.real, n_, false, limit, later, s.work,
+                 s.queries[static_cast<size_t>(g)]);
+    }
+  }
+
+  void write_logarithms(int64_t g, const T* sums, const double* top) const {
+    const int64_t first =
+        unit_.row.batch * call_.inputs.call.q.size[1] + this->first_query();
+    for (int64_t j = 0; j < n_; ++j) {
+      if ((query_bits_.present >> j & 1) == 0) continue;
+      double& to = outputs_.log_denominator[(first + j) * call_.whole.heads +
+                                            this->first_head() + g];
+      to = (query_bits_.real >> j & 1) == 0
+               ? kMinusInfinity
+               : std::log(static_cast<double>(sums[j])) + top[j];
+    }
+  }
+
+  const PerformerBlockKernels<T>& k_;
+  const PerformerFeatures<T>& features_;
+  const PerformerOutputs& outputs_;
+  const PerformerSums<T> state_;
+  const int64_t at_;  // of the features in the caller's states
+  const int64_t v_stride_;
+};
+
+template <typename T>
+class Forward {
+ public:
+  Forward(const PerformerCall<T>& call, const PerformerOutputs& outputs)
+      : call_(call), outputs_(outputs), units_(std::ssize(call.units)) {
+    cut_features();
+    sizes_ = {parts_[0].rows(), call.whole.dim,
+              performer_block<T>(call.isa).value_stride(call.whole.value_dim),
+              call.whole.group};
+  }
+
+  Status run(Executor& executor) {
+    const int64_t threads = executor.num_threads();
+    const int64_t parts = std::ssize(parts_);
+    const bool whole = parts == 1;
+    const size_t scratch_bytes = ForwardScratch<T>(sizes_, nullptr).bytes;
+    ArrayCarver state_size(nullptr), answer_size(nullptr);
+    sizes_.sums(state_size);
+    sizes_.answers(answer_size);
+    const Pieces scratch(threads, scratch_bytes),
+        states(whole ? threads : units_ * parts, state_size.bytes()),
+        answers(whole ? threads : units_ * parts * kRound, answer_size.bytes());
+    if (scratch.failed() || states.failed() || answers.failed())
+      return out_of_memory(scratch_bytes);
+    const auto state_of = [&](int64_t i) {
+      ArrayCarver carver(states[i]);
+      return sizes_.sums(carver);
+    };
+    const auto answers_of = [&](int64_t i) {
+      ArrayCarver carver(answers[i]);
+      return sizes_.answers(carver);
+    };
+    const bool causal = call_.whole.options.is_causal;
+    if (whole) {
+      executor.run(units_, [&](int64_t u, int thread) {
+        ForwardScratch<T> s(sizes_, scratch[thread]);
+        UnitForward<T> unit = walk(u, 0, state_of(thread));
+        const Answers<T> own = answers_of(thread);
+        const Blocks blocks(call_.units[static_cast<size_t>(u)], causal);
+        unit.load_state();
+        for (int64_t i = 0; i < blocks.count(); ++i) {
+          unit.attend(blocks, i, s, own);
+          unit.finish(blocks[i], own);
+        }
+        unit.store_state();
+      });
+      return Status();
+    }
+    int64_t longest = 0;
+    for (const Unit& unit : call_.units)
+      longest = std::max(longest, Blocks(unit, causal).count());
+    for (int64_t from = 0; from == 0 || from < longest; from += kRound) {
+      executor.run(units_ * parts, [&](int64_t task, int thread) {
+        const int64_t u = task / parts, p = task % parts;
+        ForwardScratch<T> s(sizes_, scratch[thread]);
+        UnitForward<T> unit = walk(u, p, state_of(task));
+        const Blocks blocks(call_.units[static_cast<size_t>(u)], causal);
+        if (from == 0) unit.load_state();
+        const int64_t end = std::min(from + kRound, blocks.count());
+        for (int64_t i = from; i < end; ++i)
+          unit.attend(blocks, i, s, answers_of(task * kRound + i - from));
+        if (from + kRound >= longest) unit.store_state();
+      });
+      executor.run(units_ * kRound, [&](int64_t task, int) {
+        const int64_t u = task / kRound, i = task % kRound;
+        const Blocks blocks(call_.units[static_cast<size_t>(u)], causal);
+        if (from + i >= blocks.count() || !blocks[from + i].queries) return;
+        const Answers<T> sum = answers_of(u * parts * kRound + i);
+        for (int64_t p = 1; p < parts; ++p)
+          add(answers_of((u * parts + p) * kRound + i), sum);
+        walk(u, 0, state_of(u * parts)).finish(blocks[from + i], sum);
+      });
+    }
+    return Status();
+  }
+
+ private:
+  // Blocks between two times that the parts are put together.
+  static constexpr int64_t kRound = 16;
+
+  void cut_features() {
+    constexpr int64_t kEnoughUnits = 4, kLeastFeatures = 128, kLeastSteps = 256;
+    int64_t steps = 0;
+    for (const Unit& unit : call_.units)
+      steps = std::max(steps, unit.row.q_len + unit.row.kv_len);
+    const int64_t parts =
+        units_ >= kEnoughUnits || steps < kLeastSteps
+            ? 1
+            : std::max<int64_t>(1, call_.features / kLeastFeatures);
+    const int64_t size = (call_.features + parts - 1) / parts;
+    stride_ = (size + 15) / 16 * 16;
+    for (int64_t first = 0; first < call_.features; first += stride_) {
+      PerformerFeatures<T> part = call_.all;
+      part.count = std::min(stride_, call_.features - first);
+      part.projection += first * part.dim;
+      parts_.push_back(part);
+    }
+  }
+
+  UnitForward<T> walk(int64_t u, int64_t part,
+                      const PerformerSums<T>& state) const {
+    return {call_,
+            call_.units[static_cast<size_t>(u)],
+            parts_[static_cast<size_t>(part)],
+            part * stride_,
+            outputs_,
+            state};
+  }
+
+  // to += from, at the larger of the two scales.
+  void add(const Answers<T>& from, const Answers<T>& to) const {
+    for (int64_t g = 0; g < sizes_.group; ++g) {
+      for (int64_t j = 0; j < kPerformerBlock; ++j) {
+        const int64_t i = g * kPerformerBlock + j;
+        const int64_t row = (g * kPerformerRows + j) * sizes_.v_stride;
+        const double top = std::max(from.top[i], to.top[i]);
+        const T mine = static_cast<T>(std::exp(to.top[i] - top));
+        const T other = static_cast<T>(std::exp(from.top[i] - top));
+        to.top[i] = top;
+        to.denominator[i] =
+            mine * to.denominator[i] + other * from.denominator[i];
+        for (int64_t c = 0; c < sizes_.v_stride; ++c)
+          to.out[row + c] = mine * to.out[row + c] + other * from.out[row + c];
       }
     }
   }
-  // Where the engine puts the denominators of row i: token of its view x group.
-  int64_t denominator_at(int64_t i) const { return i * call_.whole.group; }
 
-  const Pass& pass_;
+  const PerformerCall<T>& call_;
   const PerformerOutputs& outputs_;
+  const int64_t units_;
+  std::vector<PerformerFeatures<T>> parts_;
+  int64_t stride_ = 0;  // features of a part but the last
+  Sizes<T> sizes_{};
 };
 
 template <typename T>
@@ -156,202 +416,9 @@ Status forward(const PerformerAttentionOptions& options,
                const PerformerOutputs& outputs, Isa isa, Executor& executor) {
   PerformerCall<T> call(options, inputs,
                         outputs.state_out.sums.kv_state != nullptr, isa);
-  COSFORMER_RETURN_IF_ERROR(call.pack_projection(false));
-  const Pass& pass =
-      std::is_same_v<T, double> ? forward_f64(isa) : forward_f32(isa);
-  return run_units<T>(call, pass, nullptr, 0, executor,
-                      [&](const Unit& unit, int64_t, PerformerScratch<T>& s) {
-                        PerformerForward<T>(call, unit, pass, outputs, s).run();
-                      });
-}
-
-// The features of one token a row, all heads: the key's raises the maxima, and
-// the sums follow.
-template <typename T>
-class PerformerStep {
- public:
-  // Memory that a thread works in.
-  static size_t bytes(const PerformerCall<T>& call) {
-    const int64_t n = rows_of(call), dim = padded(call.whole.dim);
-    return static_cast<size_t>(n * (call.stride + dim) + padded(n) +
-                               call.stride) *
-               sizeof(double) +
-           static_cast<size_t>(n * dim + call.stride) * sizeof(T);
-  }
-
-  PerformerStep(const PerformerCall<T>& call, const PerformerStateView& state,
-                void* memory)
-      : call_(call),
-        k_(call.kernels),
-        state_(state),
-        m_(call.features),
-        stride_(call.stride) {
-    const int64_t n = rows_of(call), dim = padded(call.whole.dim);
-    logs_ = static_cast<double*>(memory);
-    wide_ = logs_ + n * stride_;
-    half_norm_ = wide_ + n * dim;
-    column_ = half_norm_ + padded(n);
-    x_ = reinterpret_cast<T*>(column_ + stride_);
-    maxima_ = x_ + n * dim;
-    std::fill(column_ + m_, column_ + stride_, 0.0);
-  }
-
-  // keys: [kv_heads][stride]
-  void add_key(int64_t r, T* keys) const {
-    const int64_t kv_heads = call_.whole.kv_heads;
-    project(call_.inputs.call.k, r, kv_heads);
-    for (int64_t h = 0; h < kv_heads; ++h) {
-      T* scale = log_scale(r * kv_heads + h);
-      std::copy_n(scale, m_, maxima_);
-      k_.raise(logs_ + h * stride_, half_norm_[h], maxima_, m_);
-      rescale(r * kv_heads + h, scale);
-      std::copy_n(maxima_, m_, scale);
-      for (int64_t f = 0; f < m_; ++f) {
-        const double m = static_cast<double>(maxima_[f]);
-        column_[f] = m == kMinusInfinity ? 0 : -m;
-      }
-      k_.exponentials(logs_ + h * stride_, 1, m_, half_norm_ + h, column_,
-                      keys + h * stride_);
-    }
-  }
-
-  // queries: [heads][stride]
-  void form_queries(int64_t r, T* queries) const {
-    const int64_t heads = call_.whole.heads, group = call_.whole.group;
-    project(call_.inputs.call.q, r, heads);
-    for (int64_t h = 0; h < heads; ++h) {
-      const T* scale = log_scale(r * call_.whole.kv_heads + h / group);
-      for (int64_t f = 0; f < m_; ++f)
-        column_[f] = static_cast<double>(scale[f]);
-      double top;
-      k_.row_maxima(logs_ + h * stride_, 1, m_, column_, &top);
-      if (top == kMinusInfinity) top = 0;
-      k_.exponentials(logs_ + h * stride_, 1, m_, &top, column_,
-                      queries + h * stride_);
-    }
-  }
-
- private:
-  // Tiles take rows by four.
-  static int64_t rows_of(const PerformerCall<T>& call) {
-    return (call.whole.heads + 3) / 4 * 4;
-  }
-
-  T* log_scale(int64_t unit) const {
-    return static_cast<T*>(state_.log_scale) + unit * m_;
-  }
-
-  // The heads of a token as rows.
-  void project(const ConstView4& view, int64_t r, int64_t heads) const {
-    const char* data =
-        static_cast<const char*>(view.data) +
-        r * view.stride[0] * static_cast<int64_t>(size_of(view.dtype));
-    for (int64_t h = 0; h < heads; h += kPerformerBlock) {
-      const int64_t n = std::min(heads - h, kPerformerBlock);
-      k_.pack(view.dtype, data, h, view.stride[2], ~uint64_t{0}, n,
-              call_.whole.dim, x_);
-      k_.project(call_.w, x_, n, wide_, logs_ + h * stride_, half_norm_ + h);
-    }
-  }
-
-  void rescale(int64_t unit, const T* from) const {
-    const int64_t columns = call_.whole.value_dim;
-    T* kv = static_cast<T*>(state_.sums.kv_state) + unit * m_ * columns;
-    T* sum = static_cast<T*>(state_.sums.k_sum) + unit * m_;
-    for (int64_t f = 0; f < m_; ++f) {
-      if (from[f] == maxima_[f]) continue;
-      const T factor = static_cast<T>(std::exp(
-          static_cast<double>(from[f]) - static_cast<double>(maxima_[f])));
-      sum[f] *= factor;
-      for (int64_t c = 0; c < columns; ++c) kv[f * columns + c] *= factor;
-    }
-  }
-
-  const PerformerCall<T>& call_;
-  const PerformerKernels<T>& k_;
-  const PerformerStateView& state_;
-  int64_t m_, stride_;
-  double *logs_, *wide_, *half_norm_, *column_;
-  T *x_, *maxima_;
-};
-
-// [rows, 1, heads, columns] contiguous but for `heads` rounded up to `slots`
-// rows of `stride`.
-template <typename T>
-ConstView4 tokens_of(const T* data, int64_t rows, int64_t heads, int64_t slots,
-                     int64_t columns, int64_t stride) {
-  return {data,
-          std::is_same_v<T, double> ? DType::kFloat64 : DType::kFloat32,
-          {rows, 1, heads, columns},
-          {slots * stride, slots * stride, stride, 1}};
-}
-
-template <typename T>
-Status decode(const PerformerAttentionInputs& inputs,
-              const PerformerStateView& state, const View4& out, Isa isa,
-              Executor& executor) {
-  PerformerAttentionOptions causal;
-  causal.is_causal = true;
-  PerformerCall<T> call(causal, inputs, true, isa);
-  COSFORMER_RETURN_IF_ERROR(call.pack_projection(false));
-  const PerformerKernels<T>& k = call.kernels;
-  const LinearAttentionInputs& in = inputs.call;
-  const int64_t rows = in.q.size[0], heads = in.q.size[2],
-                kv_heads = in.k.size[2], value_dim = in.v.size[3];
-  const int64_t stride = call.stride, wide = padded(value_dim);
-  const int64_t kv_slots = (kv_heads + 3) / 4 * 4;
-  const int64_t k_size = rows * kv_heads * stride,
-                q_size = rows * heads * stride,
-                v_size = call.half ? rows * kv_slots * wide : 0,
-                out_size = call.half ? rows * heads * wide : 0;
-  const size_t bytes =
-      static_cast<size_t>(k_size + q_size + v_size + out_size) * sizeof(T);
-  const AlignedBuffer memory(bytes + 64);
-  const Pieces scratch(executor.num_threads(), PerformerStep<T>::bytes(call));
-  if (memory.data() == nullptr || scratch.failed()) return out_of_memory(bytes);
-  T* keys = memory.template as<T>();
-  T* queries = keys + k_size;
-  T* v = queries + q_size;
-  T* wide_out = v + v_size;
-  executor.run(rows, [&](int64_t r, int thread) {
-    const PerformerStep<T> step(call, state, scratch[thread]);
-    const bool has_key =
-        in.key_mask == nullptr || in.key_mask[r * in.key_mask_stride] != 0;
-    if (has_key) step.add_key(r, keys + r * kv_heads * stride);
-    if (in.query_mask == nullptr ||
-        in.query_mask[r * in.query_mask_stride] != 0)
-      step.form_queries(r, queries + r * heads * stride);
-    if (!call.half || !has_key) return;
-    const char* data =
-        static_cast<const char*>(in.v.data) +
-        r * in.v.stride[0] * static_cast<int64_t>(size_of(in.v.dtype));
-    for (int64_t h = 0; h < kv_heads; h += kPerformerBlock) {
-      k.pack(in.v.dtype, data, h, in.v.stride[2], ~uint64_t{0},
-             std::min(kv_heads - h, kPerformerBlock), value_dim,
-             v + (r * kv_slots + h) * wide);
-    }
-  });
-
-  LinearAttentionInputs features = in;
-  features.k = tokens_of(keys, rows, kv_heads, kv_heads, call.features, stride);
-  features.q = tokens_of(queries, rows, heads, heads, call.features, stride);
-  View4 to = out;
-  if (call.half) {
-    features.v = tokens_of(v, rows, kv_heads, kv_slots, value_dim, wide);
-    const ConstView4 view =
-        tokens_of(wide_out, rows, heads, heads, value_dim, wide);
-    to = {wide_out, view.dtype, view.size, view.stride};
-  }
-  COSFORMER_RETURN_IF_ERROR(linear_attention_decode_step(
-      call.whole.options, features, state.sums, to, executor));
-  for (int64_t i = 0; call.half && i < rows * heads; ++i) {
-    char* data =
-        static_cast<char*>(out.data) +
-        i / heads * out.stride[0] * static_cast<int64_t>(size_of(out.dtype));
-    k.write(out.dtype, wide_out + i * wide, 1, 1, value_dim, data, i % heads,
-            out.stride[2]);
-  }
-  return Status();
+  if (call.units.empty()) return Status();
+  COSFORMER_RETURN_IF_ERROR(call.prepare(false));
+  return Forward<T>(call, outputs).run(executor);
 }
 
 }  // namespace
@@ -363,14 +430,6 @@ Status run_performer_forward(const PerformerAttentionOptions& options,
   return inputs.call.q.dtype == DType::kFloat64
              ? forward<double>(options, inputs, outputs, isa, executor)
              : forward<float>(options, inputs, outputs, isa, executor);
-}
-
-Status run_performer_decode(const PerformerAttentionInputs& inputs,
-                            const PerformerStateView& state, const View4& out,
-                            Isa isa, Executor& executor) {
-  return inputs.call.q.dtype == DType::kFloat64
-             ? decode<double>(inputs, state, out, isa, executor)
-             : decode<float>(inputs, state, out, isa, executor);
 }
 
 }  // namespace cosformer::simd

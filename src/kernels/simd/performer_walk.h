@@ -1,120 +1,17 @@
-// How Performer walks a row and kv head: blocks of positions whose features are
-// formed from the logarithms and the maxima of the keys seen so far, and handed
-// to the passes of the linear engine as queries and keys that are features
-// already.
-//
-// With m_f the maximum of log feature f over the keys seen, keys are held as
-// exp(log k_f - m_f) and a query as exp(log q_f + m_f - c), where c = max_f
-// (log q_f + m_f) belongs to the row and cancels. Both are at most 1. In a
-// causal block m_f covers keys that its first queries do not see, so that what
-// those see may be as small as exp(-rise): a block is cut into pieces before a
-// key that would raise some maximum by more than kRise, and the sums of a row
-// stay above exp(-kRise). What lies below exp(kNothing) (performer-inl.h) is
-// then left out unseen.
+// How Performer's backward walks a row and kv head: blocks of positions whose
+// features are formed from the logarithms and the maxima of the keys seen so
+// far (performer_call.h), and handed to the passes of the linear engine as
+// queries and keys that are features already.
 #ifndef COSFORMER_SRC_KERNELS_SIMD_PERFORMER_WALK_H_
 #define COSFORMER_SRC_KERNELS_SIMD_PERFORMER_WALK_H_
 
-#include <cfloat>
-#include <cmath>
-#include <limits>
 #include <memory>
-#include <type_traits>
 #include <vector>
 
 #include "kernels/simd/pass.h"
-#include "kernels/simd/performer.h"
-#include "kernels/simd/schedule.h"
+#include "kernels/simd/performer_call.h"
 
 namespace cosformer::simd {
-
-inline constexpr double kMinusInfinity =
-    -std::numeric_limits<double>::infinity();
-
-template <typename T>
-inline constexpr double kRise = std::is_same_v<T, double> ? 250 : 24;
-
-template <typename T>
-const PerformerKernels<T>& performer_kernels(Isa isa) {
-  if constexpr (std::is_same_v<T, double>) {
-    return performer_f64(isa);
-  } else {
-    return performer_f32(isa);
-  }
-}
-
-// What all units of a call share. Read only.
-template <typename T>
-struct PerformerCall {
-  // needs_all: keys that no query sees matter too (for the state).
-  PerformerCall(const PerformerAttentionOptions& options,
-                const PerformerAttentionInputs& in, bool needs_all, Isa isa_)
-      : inputs(in),
-        isa(isa_),
-        kernels(performer_kernels<T>(isa_)),
-        whole(linear_options(options), linear_inputs(in)),
-        features(in.num_features),
-        stride(padded(in.num_features)),
-        log_features(std::log(static_cast<double>(in.num_features))),
-        half(size_of(in.call.q.dtype) < 4) {
-    // Any address: units_of only asks whether there is one.
-    if (needs_all) whole.d_state_out.kv_state = this;
-    units = units_of(whole);
-  }
-
-  Status pack_projection(bool for_gradients) {
-    const int64_t dim = padded(whole.dim);
-    const size_t wide = static_cast<size_t>(whole.dim * stride) * 8;
-    const size_t narrow =
-        for_gradients ? static_cast<size_t>(stride * dim) * sizeof(T) : 0;
-    projection_memory = AlignedBuffer(wide + narrow + 64);
-    if (projection_memory.data() == nullptr)
-      return out_of_memory(wide + narrow);
-    double* across = projection_memory.template as<double>();
-    T* along =
-        for_gradients
-            ? reinterpret_cast<T*>(across + (whole.dim * stride + 7) / 8 * 8)
-            : nullptr;
-    w = {features, whole.dim, whole.value_dim, across, along};
-    kernels.pack_projection(static_cast<const T*>(inputs.projection), w);
-    return Status();
-  }
-
-  const T* log_scale_in(const Unit& unit) const {
-    const T* at = static_cast<const T*>(inputs.state.log_scale);
-    return inputs.state.sums.kv_state == nullptr ? nullptr
-                                                 : at + state_at(unit);
-  }
-  int64_t state_at(const Unit& unit) const {
-    return (unit.row_index * whole.kv_heads + unit.head) * features;
-  }
-
-  const PerformerAttentionInputs& inputs;
-  const Isa isa;
-  const PerformerKernels<T>& kernels;
-  LinearCall whole;  // the call as the engine sees it but for the features
-  const int64_t features, stride;
-  const double log_features;
-  const bool half;  // inputs are narrower than T
-  std::vector<Unit> units;
-  PerformerProjection<T> w{};
-  AlignedBuffer projection_memory;
-
- private:
-  static LinearAttentionOptions linear_options(
-      const PerformerAttentionOptions& options) {
-    LinearAttentionOptions linear;
-    linear.feature_map = FeatureMap::kIdentity;
-    linear.is_causal = options.is_causal;
-    linear.eps = std::is_same_v<T, double> ? DBL_MIN : FLT_MIN;
-    return linear;
-  }
-  static LinearAttentionInputs linear_inputs(
-      const PerformerAttentionInputs& in) {
-    LinearAttentionInputs linear = in.call;
-    linear.state = in.state.sums;
-    return linear;
-  }
-};
 
 // A thread's memory: arrays of a block, rows by position - begin. Those of
 // queries are [group][kPerformerBlock][...].
@@ -124,26 +21,23 @@ class PerformerScratch {
   // blocks: how many of a unit's blocks keep the maxima before them.
   PerformerScratch(const PerformerCall<T>& call, const Pass& first,
                    const Pass* second, int64_t blocks, void* memory)
-      : memory_(static_cast<char*>(memory)),
-        piece(call.whole.options, feature_inputs(call)) {
+      : carver_(memory), piece(call.whole.options, feature_inputs(call)) {
     constexpr int64_t n = kPerformerBlock;
     const int64_t m = call.stride, dim = padded(call.whole.dim),
                   value_dim = padded(call.whole.value_dim),
                   group = call.whole.group;
     const bool backward = second != nullptr;
-    logs = take<double>(n * m);
-    wide = take<double>(n * dim);
-    half_norm = take<double>(n);
+    work = carve_performer_work<T>(call.features, call.whole.dim, carver_);
+    key_logs = carve_performer_logs<T>(call.all.rows(), carver_);
+    query_logs = carve_performer_logs<T>(call.all.rows(), carver_);
     row = take<double>(n);
-    column = take<double>(m);
     x = take<T>(n * dim);
-    keys = take<T>(n * m);
-    queries = take<T>(group * n * m);
+    // Features are written by fours of rows.
+    keys = take<T>(kPerformerRows * m);
+    queries = take<T>((group * n + 4) * m);
     maxima = take<T>((n + 1) * m);
-    base = take<T>(m);
     factor = take<T>(m);
     denominator = take<T>(group * n);
-    top = take<double>(group * n);
     if (call.half) {
       v = take<T>(n * value_dim);
       out = take<T>(group * n * value_dim);
@@ -166,13 +60,13 @@ class PerformerScratch {
           take<char>(static_cast<int64_t>(passes[i]->scratch_bytes(piece)));
       state[i] =
           take<char>(static_cast<int64_t>(passes[i]->state_bytes(piece)));
-      if (memory_ != nullptr) passes[i]->init_scratch(piece, pass_scratch[i]);
+      if (memory != nullptr) passes[i]->init_scratch(piece, pass_scratch[i]);
     }
   }
   PerformerScratch(const PerformerScratch&) = delete;
   PerformerScratch& operator=(const PerformerScratch&) = delete;
 
-  size_t bytes() const { return used_; }
+  size_t bytes() const { return carver_.bytes(); }
 
  private:
   // Sizes only: the engine's scratch asks for them.
@@ -188,18 +82,17 @@ class PerformerScratch {
 
   template <typename E>
   E* take(int64_t count) {
-    char* at = memory_ == nullptr ? nullptr : memory_ + used_;
-    used_ += (static_cast<size_t>(count) * sizeof(E) + 63) / 64 * 64;
-    return reinterpret_cast<E*>(at);
+    return carver_.take<E>(count);
   }
 
-  char* memory_;
-  size_t used_ = 0;
+  ArrayCarver carver_;
 
  public:
   LinearCall piece;  // of a block, its q and k the features
-  double *logs, *wide, *half_norm, *row, *column, *top;
-  T *x, *keys, *queries, *maxima, *base, *factor, *denominator;
+  PerformerWork<T> work;
+  PerformerLogs<T> key_logs, query_logs;
+  double* row;
+  T *x, *keys, *queries, *maxima, *factor, *denominator;
   T *v = nullptr, *out = nullptr;
   T *d_keys = nullptr, *d_queries = nullptr, *sums = nullptr, *dx = nullptr;
   T *d_out = nullptr, *dv = nullptr, *before = nullptr;
@@ -208,19 +101,20 @@ class PerformerScratch {
 
 // One unit's walk: what its forward and its backward share.
 template <typename T>
-class PerformerWalk {
+class PerformerWalk : public PerformerPlace<T> {
+  using Place = PerformerPlace<T>;
+
  public:
-  static constexpr int64_t kBlock = kPerformerBlock;
+  using Place::kBlock;
 
   PerformerWalk(const PerformerCall<T>& call, const Unit& unit,
                 PerformerScratch<T>& scratch)
-      : call_(call),
+      : Place(call, unit),
         k_(call.kernels),
-        unit_(unit),
+        b_(performer_block<T>(call.isa)),
         s_(scratch),
         inside_(unit),
-        w_(call.w),
-        dtype_(call.inputs.call.q.dtype) {
+        w_(call.w) {
     LinearCall& piece = s_.piece;
     const LinearAttentionInputs& in = call.inputs.call;
     inside_.row.batch = 0;
@@ -238,6 +132,11 @@ class PerformerWalk {
   }
 
  protected:
+  using Place::begin_, Place::call_, Place::dtype_, Place::key_bits_, Place::n_,
+      Place::query_bits_, Place::unit_;
+  using Place::first_head, Place::first_key, Place::first_query, Place::head_of,
+      Place::seen_before;
+
   static constexpr T kUnseen = static_cast<T>(kMinusInfinity);
 
   // Blocks of the positions of a span, or of a causal walk.
@@ -256,15 +155,12 @@ class PerformerWalk {
 
   // The views of a block: row 0 is position `begin`.
   void enter(int64_t begin, int64_t end) {
-    begin_ = begin;
-    n_ = end - begin;
+    this->stand_at(begin, end);
     inside_.row.q_offset = inside_.row.q_start - begin;
     inside_.row.kv_offset = inside_.row.kv_start - begin;
     LinearCall& piece = s_.piece;
     piece.inputs.k = rows_of(s_.keys, call_.features, call_.stride);
     piece.inputs.q = heads_of(s_.queries, call_.features, call_.stride);
-    query_bits_ = query_slots(call_.whole, unit_, begin, n_);
-    key_bits_ = seen_key_slots(call_.whole, unit_, begin, n_);
   }
 
   ConstView4 rows_of(const T* data, int64_t columns, int64_t stride) const {
@@ -280,19 +176,6 @@ class PerformerWalk {
     return {const_cast<void*>(view.data), view.dtype, view.size, view.stride};
   }
 
-  // The first row of a block in the caller's memory, and its first head.
-  int64_t first_key() const {
-    return unit_.row.kv_offset + begin_ - unit_.row.kv_start;
-  }
-  int64_t first_query() const {
-    return unit_.row.q_offset + begin_ - unit_.row.q_start;
-  }
-  static const char* head_of(const ConstView4& view, int64_t batch,
-                             int64_t head) {
-    return static_cast<const char*>(view.data) +
-           (batch * view.stride[0] + head * view.stride[2]) *
-               static_cast<int64_t>(size_of(view.dtype));
-  }
   // The caller's memory as the engine's view of the block. Rows outside of the
   // row's range are never touched.
   ConstView4 view_at(const ConstView4& view, int64_t head,
@@ -325,8 +208,6 @@ class PerformerWalk {
     }
     return heads_of(memory, columns, stride);
   }
-  int64_t first_head() const { return unit_.head * call_.whole.group; }
-
   // Rows of T as the caller wants them.
   void write_keys(const T* from, const View4& to) const {
     k_.write(dtype_, from, key_bits_.present, key_bits_.real, to.size[3],
@@ -339,13 +220,20 @@ class PerformerWalk {
              first_query(), to.stride[1]);
   }
 
-  // s_.logs and s_.half_norm of the block's keys or of a head's queries; s_.x
-  // holds the rows.
   void project_keys() {
     const ConstView4& k = call_.inputs.call.k;
-    k_.pack(dtype_, head_of(k, unit_.row.batch, unit_.head), first_key(),
-            k.stride[1], key_bits_.real, n_, call_.whole.dim, s_.x);
-    k_.project(w_, s_.x, n_, s_.wide, s_.logs, s_.half_norm);
+    b_.project(call_.all, dtype_, head_of(k, unit_.row.batch, unit_.head),
+               first_key(), k.stride[1], key_bits_.real, n_, true, kNarrow,
+               ahead_, s_.work, s_.key_logs);
+  }
+  // As the forward did, where it can be known.
+  void project_queries(int64_t g) {
+    const ConstView4& q = call_.inputs.call.q;
+    const bool wide = (key_bits_.real != 0 && s_.key_logs.wide) ||
+                      are_large(s_.maxima, call_.features);
+    b_.project(call_.all, dtype_, head_of(q, unit_.row.batch, first_head() + g),
+               first_query(), q.stride[1], query_bits_.real, n_, false,
+               wide ? -1 : kNarrow, ahead_, s_.work, s_.query_logs);
   }
   void pack_queries(int64_t g) {
     const ConstView4& q = call_.inputs.call.q;
@@ -353,41 +241,22 @@ class PerformerWalk {
             first_query(), q.stride[1], query_bits_.real, n_, call_.whole.dim,
             s_.x);
   }
-  void project_queries(int64_t g) {
-    pack_queries(g);
-    k_.project(w_, s_.x, n_, s_.wide, s_.logs, s_.half_norm);
-  }
 
   // Cuts the block into pieces whose maxima (rows of s_.maxima; row 0: what
   // they were before, row i + 1: those of piece i) rise by no more than kRise
-  // while queries look. Given: s_.logs of the keys, row 0.
+  // while queries look. Given: the keys' logarithms, row 0.
   void cut() {
     const double bound = call_.whole.options.is_causal && query_bits_.real != 0
                              ? kRise<T>
                              : std::numeric_limits<double>::infinity();
     pieces_ = 0;
-    int64_t from = 0;
-    T* now = start_piece(0);
-    // What the piece's first query sees at least; none while it sees nothing.
-    bool has_base = seen_before(begin_);
-    std::copy_n(now, call_.features, s_.base);
-    for (int64_t t = 0; t < n_; ++t) {
-      if ((key_bits_.real >> t & 1) == 0) continue;
-      const double* logs = s_.logs + t * call_.stride;
-      const double half_norm = s_.half_norm[t];
-      if (has_base && t > from &&
-          k_.rises(logs, half_norm, s_.base, bound, call_.features)) {
-        ends_[pieces_++] = begin_ + t;
-        now = start_piece(pieces_);
-        from = t;
-      }
-      k_.raise(logs, half_norm, now, call_.features);
-      if (t == from || !has_base) {
-        std::copy_n(now, call_.features, s_.base);
-        has_base = true;
-      }
+    for (int64_t from = 0; from < n_;) {
+      T* now = s_.maxima + (pieces_ + 1) * call_.stride;
+      std::copy_n(now - call_.stride, call_.features, now);
+      from = b_.raise(call_.all, s_.key_logs, key_bits_.real, from, n_, bound,
+                      seen_before(begin_ + from), s_.work, now);
+      ends_[pieces_++] = begin_ + from;
     }
-    ends_[pieces_++] = begin_ + n_;
   }
 
   const T* maxima_of(int64_t piece) const {
@@ -397,24 +266,14 @@ class PerformerWalk {
     return piece == 0 ? begin_ : ends_[piece - 1];
   }
 
-  // s_.keys from s_.logs.
+  // s_.keys from their logarithms.
   void form_keys() {
     for (int64_t p = 0; p < pieces_; ++p) {
-      set_column(maxima_of(p), true);
       const int64_t r = begin_of(p) - begin_;
-      k_.exponentials(s_.logs + r * call_.stride, ends_[p] - begin_of(p),
-                      call_.features, s_.half_norm + r, s_.column,
-                      s_.keys + r * call_.stride);
+      b_.form_rows(call_.all, s_.key_logs, r, ends_[p] - begin_of(p),
+                   maxima_of(p), nullptr, s_.work, s_.keys + r * call_.stride,
+                   call_.stride);
     }
-  }
-
-  // The logarithms' shift of each feature: m_f for queries, -m_f for keys.
-  void set_column(const T* maxima, bool negative) {
-    for (int64_t f = 0; f < call_.features; ++f) {
-      const double m = static_cast<double>(maxima[f]);
-      s_.column[f] = !negative ? m : m == kMinusInfinity ? 0 : -m;
-    }
-    std::fill(s_.column + call_.features, s_.column + call_.stride, 0.0);
   }
 
   // s_.factor = exp(from - to); whether any is not 1.
@@ -428,12 +287,6 @@ class PerformerWalk {
           std::exp(static_cast<double>(from[f]) - static_cast<double>(to[f])));
     }
     return any;
-  }
-
-  // Whether a key stands before a position.
-  bool seen_before(int64_t position) const {
-    return unit_.row.state_position > unit_.row.state_start ||
-           unit_.visible_from < position;
   }
 
   // Row 0 of the maxima for a unit's first block.
@@ -450,24 +303,16 @@ class PerformerWalk {
     std::copy_n(maxima_of(pieces_ - 1), call_.features, s_.maxima);
   }
 
-  const PerformerCall<T>& call_;
   const PerformerKernels<T>& k_;
-  const Unit& unit_;
+  const PerformerBlockKernels<T>& b_;
   PerformerScratch<T>& s_;
   Unit inside_;  // the unit as the engine sees it in a block
   const PerformerProjection<T>& w_;
-  const DType dtype_;
-  int64_t begin_ = 0, n_ = 0;
-  Slots query_bits_, key_bits_;
   int64_t pieces_ = 0;
   int64_t ends_[kPerformerBlock + 1] = {};
 
  private:
-  T* start_piece(int64_t piece) {
-    T* now = s_.maxima + (piece + 1) * call_.stride;
-    std::copy_n(now - call_.stride, call_.features, now);
-    return now;
-  }
+  static constexpr PerformerAhead ahead_[2] = {};
 };
 
 // Calls run(unit, its index, scratch) for every unit of a call: a task each, so
