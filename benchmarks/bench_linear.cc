@@ -30,6 +30,8 @@ struct Case {
   DType dtype = DType::kFloat32;
   int64_t dim = 64, length = 1024, heads = kHeads;
   bool causal = true, cosine = true;
+  FeatureMap map = FeatureMap::kRelu;
+  int64_t value_dim = 0;  // 0: dim
   Pass pass = Pass::kForward;
 };
 
@@ -39,18 +41,20 @@ void attention(benchmark::State& state, Case c) {
     return;
   }
   const bool is_double = c.dtype == DType::kFloat64;
+  const int64_t value_dim = c.value_dim != 0 ? c.value_dim : c.dim;
   Tensor q(c.dtype, c.length, c.heads, c.dim, 1);
   Tensor k(c.dtype, c.length, c.heads, c.dim, 2);
-  Tensor v(c.dtype, c.length, c.heads, c.dim, 3);
-  Tensor out(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor v(c.dtype, c.length, c.heads, value_dim, 3);
+  Tensor out(c.dtype, c.length, c.heads, value_dim, 0);
   Tensor denominator(is_double ? DType::kFloat64 : DType::kFloat32, c.length,
                      c.heads, 1, 0);
-  Tensor d_out(c.dtype, c.length, c.heads, c.dim, 4);
+  Tensor d_out(c.dtype, c.length, c.heads, value_dim, 4);
   Tensor dq(c.dtype, c.length, c.heads, c.dim, 0);
   Tensor dk(c.dtype, c.length, c.heads, c.dim, 0);
-  Tensor dv(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor dv(c.dtype, c.length, c.heads, value_dim, 0);
   LinearAttentionOptions options;
   options.is_causal = c.causal;
+  options.feature_map = c.map;
   options.reweight_len = c.cosine ? c.length : 0;
   LinearAttentionInputs inputs;
   inputs.q = q.view;
@@ -72,7 +76,8 @@ void attention(benchmark::State& state, Case c) {
     return;
   }
   const double d = static_cast<double>(c.dim);
-  const double operations = (c.pass == Pass::kForward ? 8 : 20) * d * (d + 1) *
+  const double operations = (c.pass == Pass::kForward ? 8 : 20) * d *
+                            static_cast<double>(value_dim + 1) *
                             static_cast<double>(c.length * c.heads) *
                             (c.cosine ? 1 : 0.5);
   measure_share(state, c.isa, is_double, operations, /*at_least=*/2e8, "state%",
@@ -119,7 +124,7 @@ void decode(benchmark::State& state, Isa isa, int64_t dim, int64_t rows) {
     const double seconds = since(step) / kSteps;
     const double loop = thread_seconds();
     for (int i = 0; i < kSteps; ++i) {
-      for (int64_t x = 0; x < count; ++x) values[x] *= 0.999f;
+      update_memory(isa, values, count);
       benchmark::ClobberMemory();
     }
     share.push_back(100 * since(loop) / kSteps / seconds);
@@ -136,8 +141,12 @@ void decode(benchmark::State& state, Isa isa, int64_t dim, int64_t rows) {
 void add(const Case& c) {
   const std::string name =
       str_cat(c.pass == Pass::kForward ? "forward" : "backward", "/",
-              c.causal ? "causal" : "full", c.cosine ? "" : "_plain", "/",
-              isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
+              c.causal ? "causal" : "full",
+              c.cosine                     ? ""
+              : c.map == FeatureMap::kElu1 ? "_elu1"
+                                           : "_relu",
+              "/", isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
+              c.value_dim != 0 ? str_cat("x", c.value_dim) : "",
               "/L:", c.length, "/H:", c.heads);
   benchmark::RegisterBenchmark(
       name.c_str(), [c](benchmark::State& state) { attention(state, c); })
@@ -156,14 +165,30 @@ int main(int argc, char** argv) {
           add({.isa = isa, .dim = dim, .length = length, .pass = pass});
       for (int64_t length : {64, 256})
         add({.isa = isa, .length = length, .pass = pass});
-      for (int64_t dim : {40, 192, 256, 512})
+      for (int64_t dim : {40, 63, 192, 256, 512})
         add({.isa = isa, .dim = dim, .heads = 4, .pass = pass});
-      add({.isa = isa, .causal = false, .pass = pass});
-      add({.isa = isa, .cosine = false, .pass = pass});
+      for (int64_t value_dim : {32, 96, 128})
+        add({.isa = isa, .value_dim = value_dim, .pass = pass});
+      for (int64_t dim : {64, 32, 128})
+        for (int64_t length : {1024, 4096, 16384})
+          add({.isa = isa,
+               .dim = dim,
+               .length = length,
+               .causal = false,
+               .pass = pass});
+      for (FeatureMap map : {FeatureMap::kRelu, FeatureMap::kElu1})
+        for (int64_t length : {1024, 4096, 16384})
+          add({.isa = isa,
+               .length = length,
+               .cosine = false,
+               .map = map,
+               .pass = pass});
       add({.isa = isa, .dtype = DType::kFloat64, .pass = pass});
       add({.isa = isa, .dtype = DType::kBFloat16, .pass = pass});
     }
-    for (int64_t rows : {1, 8}) {
+    // Rows: at head_dim 64 states of 0.5, 4 and 64 MB, in the second-level
+    // cache, the third and memory.
+    for (int64_t rows : {1, 8, 128}) {
       for (int64_t dim : {32, 64, 128}) {
         benchmark::RegisterBenchmark(
             str_cat("decode/", name, "/d:", dim, "/rows:", rows).c_str(),

@@ -18,6 +18,7 @@ namespace cosformer::benchmarks {
 
 using bench_internal::fma_peak;
 using bench_internal::thread_seconds;
+using bench_internal::update_memory;
 
 enum class Pass { kForward, kBackward };
 

@@ -18,48 +18,89 @@
 #include <hwy/cache_control.h>
 
 #include "kernels/simd/chunk-inl.h"
+#include "kernels/simd/pack_queue-inl.h"
 #include "kernels/simd/pass.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
-// out[r] = in[r] * scale[r] over whole packed rows; whether all are finite.
-template <typename T>
-HWY_NOINLINE bool scale_rows_finite(const T* HWY_RESTRICT in,
-                                    const T* HWY_RESTRICT scale, int64_t rows,
-                                    int64_t stride, T* HWY_RESTRICT out) {
+// g of a query times job.factor, that times job.ratio, and r times job.factor.
+// Of g as rounded: where one key is seen g.v + r is 0 but for the rounding of
+// the output.
+template <typename T, typename In>
+HWY_NOINLINE bool pack_gradient_rows(const PackJob<T>& job, int64_t first,
+                                     int64_t last_row) {
   const Tag<T> d;
   const Vec<T> zero = hn::Zero(d);
-  Vec<T> finite = zero;
-  for (int64_t r = 0; r < rows; ++r) {
-    const Vec<T> s = hn::Set(d, scale[r]);
-    for (int64_t c = 0; c < stride; c += kLanes<T>) {
-      const Vec<T> x = hn::Mul(hn::Load(d, in + r * stride + c), s);
-      finite = hn::MulAdd(x, zero, finite);
-      hn::Store(x, d, out + r * stride + c);
+  constexpr int64_t kLane = kLanes<T>;
+  const int64_t whole = job.dim - job.dim % kLane;
+  // Not finite where g is not, whatever it is multiplied with.
+  Vec<T> all = zero;
+  for (int64_t r = first; r < last_row; ++r) {
+    T* HWY_RESTRICT g = job.out + r * job.stride;
+    T* HWY_RESTRICT other =
+        job.other != nullptr ? job.other + r * job.stride : nullptr;
+    int64_t c = 0;
+    if (HWY_LIKELY((job.valid >> r & 1) != 0)) {
+      const auto row = [r](const Rows& rows) HWY_ATTR {
+        return static_cast<const In*>(rows.data) +
+               (rows.first + r) * rows.stride;
+      };
+      const bool dotted = job.dot[r] != 0;
+      const In* HWY_RESTRICT from = row(job.from);
+      const In* HWY_RESTRICT with = dotted ? row(job.with) : from;
+      const Vec<T> factor = hn::Set(d, job.factor[r]);
+      const Vec<T> ratio = hn::Set(d, other != nullptr ? job.ratio[r] : T{0});
+      Vec<T> dot = zero;
+      const auto put = [&](Vec<T> x, Vec<T> y) COSFORMER_LAMBDA {
+        x = hn::Mul(x, factor);
+        dot = hn::MulAdd(x, y, dot);
+        hn::Store(x, d, g + c);
+        if (other != nullptr) hn::Store(hn::Mul(x, ratio), d, other + c);
+      };
+      for (; c < whole; c += kLane)
+        put(load_wide(from + c), load_wide(with + c));
+      if (HWY_UNLIKELY(c < job.dim)) {
+        HWY_ALIGN T last[2 * kLane];
+        load_last<T, In>(from + c, job.dim - c, last);
+        load_last<T, In>(with + c, job.dim - c, last + kLane);
+        put(hn::Load(d, last), hn::Load(d, last + kLane));
+        c += kLane;
+      }
+      if (dotted) job.dot[r] = -hn::GetLane(hn::SumOfLanes(d, dot));
+      all = hn::Add(all, dot);
+    }
+    for (; c < job.stride; c += kLane) {
+      hn::Store(zero, d, g + c);
+      if (other != nullptr) hn::Store(zero, d, other + c);
     }
   }
-  return hn::AllTrue(d, hn::Eq(finite, zero));
+  return all_finite(all);
+}
+template <typename T>
+HWY_INLINE auto pack_gradient_for(DType dtype) {
+  if constexpr (sizeof(T) == 8) {
+    return &pack_gradient_rows<T, double>;
+  } else {
+    switch (dtype) {
+      case DType::kBFloat16:
+        return &pack_gradient_rows<T, BFloat16>;
+      case DType::kFloat16:
+        return &pack_gradient_rows<T, Float16>;
+      default:
+        return &pack_gradient_rows<T, float>;
+    }
+  }
 }
 
-// Packs g of the real queries of a head in a chunk, times factor[i], and
-// r_i times factor[i]; zeros elsewhere. d_out and out: packed rows to work in.
-// Returns whether g is finite.
+// The job that packs g of the real queries of a head in a chunk, times
+// factor[i], and r_i times factor[i]; zeros elsewhere. scale, r: of `rows`
+// elements, scale to work in. The job's outputs are the caller's to add.
 template <typename T>
-bool pack_output_gradients(const LinearCall& call, const Unit& unit,
-                           int64_t head, const Chunk<T>& chunk,
-                           const Slots& queries, const T* factor, T* d_out,
-                           T* out, T* scale, T* g, int64_t stride, T* r) {
-  const Tag<T> d;
+PackJob<T> gradient_job(const LinearCall& call, const Unit& unit, int64_t head,
+                        const Chunk<T>& chunk, const Slots& queries,
+                        const T* factor, T* scale, T* r) {
   const int64_t rows = round_up(chunk.size, 4);
-  pack_rows<T>(FeatureMap::kIdentity, call.dtype,
-               query_rows(call.d_out, unit, head, chunk.position), queries.real,
-               rows, call.value_dim, d_out, stride);
-  if (call.normalize) {
-    pack_rows<T>(FeatureMap::kIdentity, call.dtype,
-                 query_rows(call.saved_out, unit, head, chunk.position),
-                 queries.real, rows, call.value_dim, out, stride);
-  }
   const T* denominator = static_cast<const T*>(call.saved_denominator);
   const int64_t first_token = unit.row.batch * call.inputs.q.size[1] +
                               unit.row.q_offset + chunk.position -
@@ -76,16 +117,17 @@ bool pack_output_gradients(const LinearCall& call, const Unit& unit,
     scale[i] = factor[i] / (clamped ? eps : sum);
     r[i] = clamped ? T{0} : T{1};
   }
-  const bool finite = scale_rows_finite<T>(d_out, scale, rows, stride, g);
-  // Of g as rounded: where one key is seen g.v + r is 0 but for the rounding of
-  // the output.
-  for (int64_t i = 0; i < rows; ++i) {
-    if (r[i] == 0) continue;
-    const Vec<T> lanes =
-        dot_lanes(g + i * stride, out + i * stride, stride, hn::Zero(d));
-    r[i] = -hn::GetLane(hn::SumOfLanes(d, lanes));
-  }
-  return finite;
+  PackJob<T> job{};
+  job.pack = pack_gradient_for<T>(call.dtype);
+  job.from = query_rows(call.d_out, unit, head, chunk.position);
+  job.valid = queries.real;
+  job.rows = rows;
+  job.dim = call.value_dim;
+  job.factor = scale;
+  if (call.normalize)
+    job.with = query_rows(call.saved_out, unit, head, chunk.position);
+  job.dot = r;
+  return job;
 }
 
 // What both passes read of the queries of a later chunk.
@@ -139,38 +181,29 @@ HWY_NOINLINE void finish_gradient(const LinearCall& call, const Chunk<T>& chunk,
   }
 }
 
-// x[i] += a_i (main + ratio_i other), rows of `stride`; a_i = 1 where weight is
-// nullptr. other may be nullptr.
-template <typename T>
-HWY_INLINE void add_sums(const T* HWY_RESTRICT main,
-                         const T* HWY_RESTRICT other,
-                         const T* HWY_RESTRICT ratio,
-                         const T* HWY_RESTRICT weight, int64_t rows,
-                         int64_t stride, T* HWY_RESTRICT x) {
+// A tile of gradients times the derivative of the feature map, given the tile's
+// features.
+template <typename T, int kRows, int kVectors>
+HWY_INLINE void times_derivative(FeatureMap map, const T* HWY_RESTRICT features,
+                                 int64_t stride,
+                                 Tile<T, kRows, kVectors>& tile) {
   const Tag<T> d;
-  for (int64_t i = 0; i < rows; ++i) {
-    const Vec<T> t = hn::Set(d, ratio[i]);
-    const Vec<T> w = hn::Set(d, weight != nullptr ? weight[i] : T{1});
-    for (int64_t c = 0; c < stride; c += kLanes<T>) {
-      Vec<T> y = hn::Load(d, main + c);
-      if (other != nullptr) y = hn::MulAdd(t, hn::Load(d, other + c), y);
-      hn::Store(hn::MulAdd(w, y, hn::Load(d, x + i * stride + c)), d,
-                x + i * stride + c);
-    }
-  }
-}
-
-// out = in^T, both in panels; out.rows = in.columns.
-template <typename T>
-HWY_INLINE void transpose_panels(const Panels<T>& in, const Panels<T>& out) {
-  for (int64_t c0 = 0; c0 < in.columns; c0 += kPanel<T>) {
-    const int64_t width = in.width_at(c0);
-    for (int64_t r0 = 0; r0 < in.rows; r0 += kPanel<T>) {
-      const int64_t out_width = out.width_at(r0);
-      transpose<T>(in.panel(c0) + r0 * width, width,
-                   in.rows - r0 < out_width ? in.rows - r0 : out_width, width,
-                   out.panel(r0) + c0 * out_width, out_width);
-    }
+  const auto each = [&](const auto& derive) COSFORMER_LAMBDA {
+    unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+        Vec<T>& y = tile.acc[r * kVectors + n];
+        y = derive(hn::Load(d, features + r * stride + n * kLanes<T>), y);
+      });
+    });
+  };
+  if (map == FeatureMap::kRelu) {
+    each([&](Vec<T> f, Vec<T> y) COSFORMER_LAMBDA {
+      return hn::IfThenZeroElse(hn::Le(f, hn::Zero(d)), y);
+    });
+  } else if (map == FeatureMap::kElu1) {
+    each([&](Vec<T> f, Vec<T> y) COSFORMER_LAMBDA {
+      return hn::IfThenElse(hn::Lt(f, hn::Set(d, T{1})), hn::Mul(y, f), y);
+    });
   }
 }
 

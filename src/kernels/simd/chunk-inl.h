@@ -1,8 +1,5 @@
-// Steps on a packed chunk that forward and backward share: the sizes of a call,
-// its state, reading a state by the rows of a chunk, and the triangular
-// products inside a chunk. What lies beyond the triangle is selected away,
-// never multiplied by zero; and where a chunk holds a NaN or an infinity the
-// triangle is walked row by row, so that no row touches what it may not see.
+// What the passes share of the walk over a call's chunks: their sizes, where
+// their rows lie, which to bring into the cache, and their memory.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_CHUNK_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_CHUNK_INL_H_
@@ -16,6 +13,7 @@
 #include <new>
 
 #include "kernels/simd/call.h"
+#include "kernels/simd/dot_tile-inl.h"
 #include "kernels/simd/pack-inl.h"
 #include "kernels/simd/state-inl.h"
 #include "kernels/simd/tile-inl.h"
@@ -44,13 +42,17 @@ class Carver {
 struct Shape {
   template <typename T>
   static Shape of(const LinearCall& call) {
+    return of<T>(call, call.dim > 96 ? 32 : 16);
+  }
+  template <typename T>
+  static Shape of(const LinearCall& call, int64_t chunk) {
     Shape s;
     s.parts = call.parts;
     s.rows = round_up(call.dim, 4);
     s.value_rows = round_up(call.value_dim, 4);
     s.q_stride = row_length<T>(call.dim);
     s.v_stride = row_length<T>(call.value_dim);
-    s.chunk = call.limited(call.dim > 96 ? 32 : 16);
+    s.chunk = call.limited(chunk);
     s.long_chunk = call.limited(32);
     s.slots = round_up(std::max(s.chunk, s.long_chunk), 4);
     s.scores_stride = row_length<T>(s.slots);
@@ -64,6 +66,18 @@ struct Shape {
   int64_t slots;               // rows of a packed chunk
   int64_t scores_stride;
 };
+
+// Positions a chunk of the forward and of dq: the fastest of 8, 12, 16 and 24,
+// or within the noise of it, at head_dim 32, 64 and 128 of both AVX2 and
+// AVX-512.
+inline constexpr int64_t kForwardChunk = 16;
+// An update of a depth that is known needs no loop, where that is faster.
+inline constexpr int64_t kForwardDepth =
+    HWY_TARGET == HWY_AVX3 ? kForwardChunk : 0;
+template <typename T>
+Shape forward_shape(const LinearCall& call) {
+  return Shape::of<T>(call, call.dim > 256 ? 2 * kForwardChunk : kForwardChunk);
+}
 
 // Rows of the chunk at `position` of a unit's keys, values and their gradients,
 // or of the queries of one of its heads.
@@ -114,6 +128,16 @@ inline Target target_before(const Unit& unit, int64_t begin, int64_t at,
           before < next.begin ? 0 : std::min(chunk, next.end - before)};
 }
 
+// Calls ahead(target) and take(position) for the chunks of [begin, end).
+template <class Look, class Take>
+void walk_chunks(const Unit& unit, int64_t begin, int64_t end, int64_t chunk,
+                 const Next& next, const Look& ahead, const Take& take) {
+  for (int64_t at = begin; at < end; at += chunk) {
+    ahead(target_after(unit, begin, end, at, chunk, next));
+    take(at);
+  }
+}
+
 // Rows of `view`, of so many heads that lie side by side.
 inline void add_ahead(Ahead& ahead, const ConstView4& view, const Rows& rows,
                       int64_t heads = 1) {
@@ -143,146 +167,6 @@ void turn_rows(const LinearCall& call, const Chunk<T>& chunk, const T* in,
                  call.options.rotary_interleaved, false, chunk.size, call.dim,
                  stride, out);
   std::fill_n(out + chunk.size * stride, (rows - chunk.size) * stride, T{0});
-}
-
-// out[r][c] = sum_k q[r][k] S_main[k][c] + ratio[r] sum_k q[r][k]
-// S_other[k][c], for rows r < rows (a multiple of 4). other.data may be
-// nullptr: one part.
-template <typename T>
-HWY_NOINLINE void read_state(const T* HWY_RESTRICT q, int64_t q_stride,
-                             int64_t rows, int64_t depth,
-                             const T* HWY_RESTRICT ratio, const Panels<T>& main,
-                             const Panels<T>& other, T* HWY_RESTRICT out,
-                             int64_t out_stride, Ahead& ahead) {
-  for_panels<T>(main.columns, [&](auto vectors, int64_t c0) HWY_ATTR {
-    constexpr int kVectors = decltype(vectors)::value;
-    constexpr int64_t kWidth = kVectors * kLanes<T>;
-    for_row_tiles<kVectors>(rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-      Tile<T, decltype(count)::value, kVectors> tile;
-      tile.zero();
-      if (other.data != nullptr) {
-        tile.template multiply<Along::kRow>(q + r * q_stride, q_stride,
-                                            other.panel(c0), kWidth, depth);
-        tile.scale_rows(ratio + r);
-      }
-      tile.template multiply<Along::kRow>(q + r * q_stride, q_stride,
-                                          main.panel(c0), kWidth, depth);
-      tile.store(out + r * out_stride + c0, out_stride);
-      ahead.tile();
-    });
-  });
-}
-
-// The triangle j <= i (kLower) or j >= i (kUpper) of a chunk.
-enum class Triangle { kLower, kUpper };
-
-// scores[i][j] = (sum_k a[i][k] across[k][j] + add_i or add_j)
-//                (1 + ratio[i] ratio[j])
-// inside the triangle, 0 beyond it. add belongs to the queries: to row i of the
-// lower triangle, to column j of the upper one; nullptr = 0. across: [depth]
-// rows of across_stride, columns 0 .. rows - 1.
-template <typename T, Triangle kTriangle>
-HWY_NOINLINE void triangle_scores(const T* HWY_RESTRICT a, int64_t a_stride,
-                                  const T* HWY_RESTRICT across,
-                                  int64_t across_stride, int64_t rows,
-                                  int64_t depth, const T* HWY_RESTRICT ratio,
-                                  bool cosine, const T* HWY_RESTRICT add,
-                                  T* HWY_RESTRICT scores,
-                                  int64_t scores_stride) {
-  constexpr int64_t kLane = kLanes<T>;
-  const Tag<T> d;
-  const Vec<T> one = hn::Set(d, T{1});
-  const int64_t columns = round_up(rows, kLane);
-  for_panels<T>(columns, [&](auto vectors, int64_t c0) HWY_ATTR {
-    constexpr int kVectors = decltype(vectors)::value;
-    for_row_tiles<kVectors>(rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-      constexpr int kRows = decltype(count)::value;
-      // Tiles beyond the triangle are never read.
-      if (kTriangle == Triangle::kLower ? r + kRows <= c0
-                                        : r >= c0 + kVectors * kLane) {
-        return;
-      }
-      Tile<T, kRows, kVectors> tile;
-      tile.zero();
-      tile.template multiply<Along::kRow>(a + r * a_stride, a_stride,
-                                          across + c0, across_stride, depth);
-      unroll<kRows>([&](auto rr) COSFORMER_LAMBDA {
-        const int64_t i = r + rr;
-        const Vec<T> ratio_i = hn::Set(d, ratio[i]);
-        unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-          const int64_t j = c0 + n * kLane;
-          Vec<T> x = tile.acc[rr * kVectors + n];
-          if (add != nullptr) {
-            x = hn::Add(x, kTriangle == Triangle::kLower
-                               ? hn::Set(d, add[i])
-                               : hn::LoadU(d, add + j));
-          }
-          if (cosine)
-            x = hn::Mul(x, hn::MulAdd(ratio_i, hn::LoadU(d, ratio + j), one));
-          const int64_t edge =
-              kTriangle == Triangle::kLower ? i + 1 - j : i - j;
-          const auto before = hn::FirstN(
-              d, static_cast<size_t>(std::clamp<int64_t>(edge, 0, kLane)));
-          x = kTriangle == Triangle::kLower ? hn::IfThenElseZero(before, x)
-                                            : hn::IfThenZeroElse(before, x);
-          hn::Store(x, d, scores + i * scores_stride + j);
-        });
-      });
-    });
-  });
-}
-
-// out[i] += sum_j scores[i][j] b[j] over the triangle. finite: b is, so that
-// whole tiles may be taken: zeros beyond the triangle then add nothing.
-template <typename T, Triangle kTriangle>
-HWY_NOINLINE void add_triangle_product(const T* HWY_RESTRICT scores,
-                                       int64_t scores_stride,
-                                       const T* HWY_RESTRICT b,
-                                       int64_t b_stride, int64_t rows,
-                                       bool finite, T* HWY_RESTRICT out,
-                                       int64_t columns) {
-  constexpr int64_t kLane = kLanes<T>;
-  if (finite) {
-    for_panels<T>(columns, [&](auto vectors, int64_t c0) HWY_ATTR {
-      constexpr int kVectors = decltype(vectors)::value;
-      for_row_tiles<kVectors>(rows, [&](auto count,
-                                        int64_t r) COSFORMER_LAMBDA {
-        constexpr int kRows = decltype(count)::value;
-        const int64_t first = kTriangle == Triangle::kLower ? 0 : r;
-        const int64_t last = kTriangle == Triangle::kLower ? r + kRows : rows;
-        Tile<T, kRows, kVectors> tile;
-        tile.load(out + r * b_stride + c0, b_stride);
-        tile.template multiply<Along::kRow>(
-            scores + r * scores_stride + first, scores_stride,
-            b + first * b_stride + c0, b_stride, last - first);
-        tile.store(out + r * b_stride + c0, b_stride);
-      });
-    });
-    return;
-  }
-  const Tag<T> d;
-  for (int64_t i = 0; i < rows; ++i) {
-    const int64_t first = kTriangle == Triangle::kLower ? 0 : i;
-    const int64_t last = kTriangle == Triangle::kLower ? i + 1 : rows;
-    for (int64_t c = 0; c < columns; c += kLane) {
-      Vec<T> sum = hn::Load(d, out + i * b_stride + c);
-      for (int64_t j = first; j < last; ++j) {
-        sum = hn::MulAdd(hn::Set(d, scores[i * scores_stride + j]),
-                         hn::Load(d, b + j * b_stride + c), sum);
-      }
-      hn::Store(sum, d, out + i * b_stride + c);
-    }
-  }
-}
-
-// sum_c a[c] b[c], by lanes.
-template <typename T>
-HWY_INLINE Vec<T> dot_lanes(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
-                            int64_t n, Vec<T> sum) {
-  const Tag<T> d;
-  for (int64_t c = 0; c < n; c += kLanes<T>)
-    sum = hn::MulAdd(hn::Load(d, a + c), hn::Load(d, b + c), sum);
-  return sum;
 }
 
 // Functions that all passes have (pass.h). Scratch: a struct with a

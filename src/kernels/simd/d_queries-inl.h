@@ -17,6 +17,7 @@
 #endif
 
 #include "kernels/simd/backward-inl.h"
+#include "kernels/simd/panel-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -43,27 +44,16 @@ struct DQueriesState {
 template <typename T>
 struct DQueriesScratch {
   DQueriesScratch(const LinearCall& call, Carver<T>& carver)
-      : shape(Shape::of<T>(call)),
+      : shape(forward_shape<T>(call)),
         short_angles(call, shape.chunk,
                      carver.take(Angles<T>::size(call, shape.chunk))),
         long_angles(call, shape.long_chunk,
                     carver.take(Angles<T>::size(call, shape.long_chunk))) {
-    const int64_t qs = shape.slots * shape.q_stride;
-    const int64_t vs = shape.slots * shape.v_stride;
-    k_turned = k = carver.take(qs);
-    if (call.rotary) k_turned = carver.take(qs);
-    k_main = carver.take(qs);
-    k_other = call.cosine ? carver.take(qs) : k_turned;
-    plain_main = call.rotary ? carver.take(qs) : k_main;
-    q = carver.take(qs);
-    dq = carver.take(qs);
-    dq_plain = call.rotary ? carver.take(qs) : nullptr;
-    v = carver.take(vs);
-    across_values = carver.take(shape.value_rows * shape.scores_stride);
-    d_out = carver.take(vs);
-    out = carver.take(vs);
-    g = carver.take(vs);
-    scores = carver.take(shape.slots * shape.scores_stride);
+    Carver<T> counter(nullptr);
+    place(call, shape.slots, counter);
+    rows_memory =
+        carver.take(static_cast<int64_t>(counter.bytes() / sizeof(T)));
+    scores = carver.take(kScoresStride * kScoresStride);
     r = carver.take(kMaxChunk);
     scale = carver.take(kMaxChunk);
     ones = carver.take(kMaxChunk);
@@ -71,16 +61,38 @@ struct DQueriesScratch {
   void start() {
     short_angles.start();
     long_angles.start();
+    std::fill_n(scores, kScoresStride * kScoresStride, T{0});
+    std::fill_n(r, kMaxChunk, T{0});
     std::fill_n(ones, kMaxChunk, T{1});
+  }
+
+  // For chunks of so many rows, without gaps (forward-inl.h).
+  void place(const LinearCall& call, int64_t slots, Carver<T>& carver) {
+    const int64_t qs = slots * shape.q_stride;
+    const int64_t vs = slots * shape.v_stride;
+    k_main = carver.take(qs);
+    k_other = call.cosine ? carver.take(qs) : nullptr;
+    plain_main = k_main;
+    k = k_turned = dq_plain = nullptr;
+    if (call.rotary) {
+      k = carver.take(qs);
+      k_turned = carver.take(qs);
+      plain_main = carver.take(qs);
+      dq_plain = carver.take(qs);
+    }
+    q = carver.take(qs);
+    v = carver.take(vs);
+    g = carver.take(vs);
+    dq = carver.take(qs);
   }
 
   Shape shape;
   Angles<T> short_angles, long_angles;
-  // [slots][q_stride]
+  T* rows_memory;
+  // [slots][q_stride]. plain: not turned (rotary).
   T *k, *k_turned, *k_main, *k_other, *plain_main, *q, *dq, *dq_plain;
-  T *v, *d_out, *out, *g;  // [slots][v_stride]
-  T* across_values;        // [value_rows][scores_stride]
-  T* scores;
+  T *v, *g;   // [slots][v_stride]
+  T* scores;  // rows of kScoresStride
   T *r, *scale, *ones;
 };
 
@@ -96,153 +108,244 @@ class DQueries {
         state_(shape_, state) {}
 
   void add_keys(int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += shape_.long_chunk) {
-      const int64_t size = std::min(shape_.long_chunk, end - at);
-      const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
-      const Slots keys = key_slots(call_, unit_, at, size);
-      if (keys.real == 0) continue;
-      pack_keys(chunk, keys);
-      update(chunk);
-    }
+    const int64_t tiles = update_tiles();
+    walk_chunks(
+        unit_, begin, end, place(shape_.long_chunk), {},
+        [&](const Target& to) {
+          ahead_.start(to.rows, tiles);
+          add_keys_ahead(ahead_, call_, to);
+        },
+        [&](int64_t at) {
+          const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
+          const Slots keys = key_slots(call_, unit_, at, chunk.size);
+          if (keys.real == 0) return;
+          pack_keys(chunk, keys);
+          for_panels<T>(shape_.q_stride,
+                        [&](auto vectors, int64_t c0) HWY_ATTR {
+                          update<decltype(vectors)::value>(chunk, c0);
+                        });
+          update_sums(chunk);
+        });
   }
 
   void read(int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += shape_.long_chunk) {
-      const int64_t size = std::min(shape_.long_chunk, end - at);
-      answer(s_.long_angles.chunk(begin, end, at),
-             query_slots(call_, unit_, at, size), false, true);
-    }
+    const int64_t tiles = read_tiles(shape_.long_chunk);
+    walk_chunks(
+        unit_, begin, end, place(shape_.long_chunk), {},
+        [&](const Target& to) {
+          ahead_.start(to.rows, tiles);
+          add_gradients_ahead<T>(ahead_, call_, to);
+        },
+        [&](int64_t at) {
+          const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
+          answer(chunk, query_slots(call_, unit_, at, chunk.size), false, true,
+                 false);
+        });
   }
 
   void attend(int64_t begin, int64_t end, const Next& next) {
     const bool given = call_.inputs.state.kv_state != nullptr;
-    for (int64_t at = begin; at < end; at += shape_.chunk) {
-      const int64_t size = std::min(shape_.chunk, end - at);
-      const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
-      const Slots keys = key_slots(call_, unit_, at, size);
-      const Slots queries = query_slots(call_, unit_, at, size);
-      const bool has_keys = keys.real != 0;
-      look_ahead(target_after(unit_, begin, end, at, shape_.chunk, next));
-      if (has_keys) {
-        pack_keys(chunk, keys);
-        if (queries.real != 0) {
-          transpose<T>(s_.v, shape_.v_stride, round_up(size, 4),
-                       call_.value_dim, s_.across_values, shape_.scores_stride);
-        }
-      }
-      answer(chunk, queries, has_keys, given || at > unit_.row.kv_start);
-      if (has_keys && at + size < unit_.q_end()) update(chunk);
-    }
+    const int64_t tiles = read_tiles(shape_.chunk) + update_tiles();
+    walk_chunks(
+        unit_, begin, end, place(shape_.chunk), next,
+        [&](const Target& to) {
+          ahead_.start(to.rows, tiles);
+          add_keys_ahead(ahead_, call_, to);
+          add_gradients_ahead<T>(ahead_, call_, to);
+        },
+        [&](int64_t at) {
+          const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
+          const Slots keys = key_slots(call_, unit_, at, chunk.size);
+          const bool has_keys = keys.real != 0;
+          if (has_keys) pack_keys(chunk, keys);
+          answer(chunk, query_slots(call_, unit_, at, chunk.size), has_keys,
+                 given || at > unit_.row.kv_start,
+                 has_keys && at + chunk.size < unit_.q_end());
+        });
   }
 
  private:
-  void look_ahead(const Target& to) {
-    ahead_.start(
-        to.rows,
-        call_.group * count_tiles<T>(shape_.chunk, shape_.q_stride) +
-            call_.parts * count_tiles<T>(shape_.value_rows, shape_.q_stride));
-    add_keys_ahead(ahead_, call_, to);
-    add_gradients_ahead<T>(ahead_, call_, to);
+  int64_t place(int64_t chunk) {
+    Carver<T> carver(s_.rows_memory);
+    s_.place(call_, round_up(chunk, 4), carver);
+    return chunk;
+  }
+  int64_t read_tiles(int64_t chunk) const {
+    return call_.group * count_tiles<T>(chunk, shape_.q_stride);
+  }
+  int64_t update_tiles() const {
+    return call_.parts * count_tiles<T>(shape_.value_rows, shape_.q_stride);
   }
 
   void pack_keys(const Chunk<T>& chunk, const Slots& keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    keys_finite_ =
-        pack_rows<T>(call_.options.feature_map, call_.dtype,
-                     key_rows(call_.inputs.k, unit_, chunk.position), keys.real,
-                     rows, call_.dim, s_.k, shape_.q_stride);
-    if (call_.rotary)
-      turn_rows<T>(call_, chunk, s_.k, rows, shape_.q_stride, s_.k_turned);
-    scale_rows<T>(s_.k_turned, chunk.main, rows, shape_.q_stride, s_.k_main);
-    if (call_.cosine) {
-      scale_rows<T>(s_.k_main, chunk.ratio, rows, shape_.q_stride, s_.k_other);
+    PackJob<T> k{
+        nullptr,        key_rows(call_.inputs.k, unit_, chunk.position),
+        keys.real,      rows,
+        call_.dim,      s_.k_main,
+        shape_.q_stride};
+    if (call_.rotary) {
+      k.out = s_.k;
+    } else {
+      k.factor = chunk.main;
+      k.other = s_.k_other;
+      k.ratio = chunk.ratio;
     }
-    if (call_.rotary)
+    keys_finite_ = pack_now(k, call_.options.feature_map, call_.dtype);
+    if (call_.rotary) {
+      turn_rows<T>(call_, chunk, s_.k, rows, shape_.q_stride, s_.k_turned);
+      scale_rows<T>(s_.k_turned, chunk.main, rows, shape_.q_stride, s_.k_main);
+      if (call_.cosine)
+        scale_rows<T>(s_.k_main, chunk.ratio, rows, shape_.q_stride,
+                      s_.k_other);
       scale_rows<T>(s_.k, chunk.main, rows, shape_.q_stride, s_.plain_main);
-    pack_rows<T>(FeatureMap::kIdentity, call_.dtype,
-                 key_rows(call_.inputs.v, unit_, chunk.position), keys.real,
-                 rows, call_.value_dim, s_.v, shape_.v_stride);
+    }
+    pack_now(
+        PackJob<T>{nullptr, key_rows(call_.inputs.v, unit_, chunk.position),
+                   keys.real, rows, call_.value_dim, s_.v, shape_.v_stride},
+        FeatureMap::kIdentity, call_.dtype);
   }
 
-  void update(const Chunk<T>& chunk) {
+  template <int kVectors>
+  HWY_INLINE void update(const Chunk<T>& chunk, int64_t c0) {
     const int main = chunk.main_part;
-    add_outer_products<T>(s_.v, shape_.v_stride, s_.k_main, shape_.q_stride,
-                          chunk.size, state_.part(main), ahead_);
-    add_weighted_rows<T>(s_.plain_main, shape_.q_stride, s_.ones, chunk.size,
-                         state_.sum(main));
+    update_panel<T, kVectors, kForwardDepth>(
+        s_.v, shape_.v_stride, s_.k_main + c0, shape_.q_stride, chunk.size,
+        state_.part(main).panel(c0), shape_.value_rows, ahead_);
     if (!call_.cosine) return;
-    add_outer_products<T>(s_.v, shape_.v_stride, s_.k_other, shape_.q_stride,
-                          chunk.size, state_.part(1 - main), ahead_);
-    add_weighted_rows<T>(s_.plain_main, shape_.q_stride, chunk.ratio,
-                         chunk.size, state_.sum(1 - main));
+    update_panel<T, kVectors, kForwardDepth>(
+        s_.v, shape_.v_stride, s_.k_other + c0, shape_.q_stride, chunk.size,
+        state_.part(1 - main).panel(c0), shape_.value_rows, ahead_);
+  }
+  void update_sums(const Chunk<T>& chunk) {
+    const int main = chunk.main_part;
+    add_to_sums<T>(s_.plain_main, shape_.q_stride, chunk.size, nullptr,
+                   chunk.ratio, state_.sum(main),
+                   call_.cosine ? state_.sum(1 - main) : nullptr);
   }
 
   void answer(const Chunk<T>& chunk, const Slots& queries, bool has_keys,
-              bool has_state) {
-    if (queries.present == 0) return;
+              bool has_state, bool updates) {
+    const bool asked = queries.real != 0;
+    const bool direct =
+        asked && !call_.rotary &&
+        whole_rows<T>(call_.dq, queries, chunk.size, shape_.q_stride);
     for (int64_t g = 0; g < call_.group; ++g) {
       const int64_t head = unit_.head * call_.group + g;
-      if (queries.real != 0)
-        answer_head(chunk, queries, head, has_keys, has_state);
-      write_rows<T>(call_.dtype, s_.dq, shape_.q_stride, chunk.main,
-                    queries.present, queries.real, call_.dim,
-                    query_rows(call_.dq, unit_, head, chunk.position),
-                    call_.stream);
+      const bool last = g + 1 == call_.group;
+      const Rows to = query_rows(call_.dq, unit_, head, chunk.position);
+      if (asked) prepare_queries(chunk, queries, head, has_keys);
+      if (asked || (last && updates)) {
+        const Reading<T> in = reading(chunk, asked, has_keys, has_state);
+        const Writer<T> writer =
+            direct ? Writer<T>::direct(to, call_.stream)
+                   : Writer<T>::packed(s_.dq, shape_.q_stride);
+        read_and_update(chunk, in, writer, last && updates);
+      }
+      if (asked && call_.rotary) finish_turned(chunk, has_keys, has_state);
+      if (queries.present != 0 && !direct) {
+        write_rows<T>(call_.dtype, s_.dq, shape_.q_stride, s_.ones,
+                      queries.present, queries.real, call_.dim, to,
+                      call_.stream);
+      }
     }
+    if (updates) update_sums(chunk);
   }
 
-  void answer_head(const Chunk<T>& chunk, const Slots& queries, int64_t head,
-                   bool has_keys, bool has_state) {
+  // g, r and the features of a head's queries, and their scores.
+  void prepare_queries(const Chunk<T>& chunk, const Slots& queries,
+                       int64_t head, bool has_keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    const int64_t q_size = rows * shape_.q_stride;
-    pack_output_gradients<T>(call_, unit_, head, chunk, queries, s_.ones,
-                             s_.d_out, s_.out, s_.scale, s_.g, shape_.v_stride,
-                             s_.r);
-    // With rotary, r belongs to the plain features.
-    T* plain = s_.dq;
-    if (call_.rotary) {
-      plain = s_.dq_plain;
-      std::fill_n(plain, q_size, T{0});
-    }
+    PackJob<T> job = gradient_job<T>(call_, unit_, head, chunk, queries,
+                                     s_.ones, s_.scale, s_.r);
+    job.out = s_.g;
+    job.stride = shape_.v_stride;
+    job.pack(job, 0, rows);
+    pack_now(PackJob<T>{nullptr,
+                        query_rows(call_.inputs.q, unit_, head, chunk.position),
+                        queries.real, rows, call_.dim, s_.q, shape_.q_stride},
+             call_.options.feature_map, call_.dtype);
+    if (!has_keys) return;
+    triangle_dots<T, Triangle::kLower>(
+        s_.g, shape_.v_stride, s_.v, shape_.v_stride, rows, shape_.v_stride,
+        chunk.ratio, call_.cosine,
+        call_.normalize && !call_.rotary ? s_.r : nullptr, s_.scores);
+  }
+
+  Reading<T> reading(const Chunk<T>& chunk, bool asked, bool has_keys,
+                     bool has_state) const {
+    const int main = chunk.main_part;
+    Reading<T> in;
+    in.x = s_.g;
+    in.x_stride = shape_.v_stride;
+    in.rows = asked ? round_up(chunk.size, 4) : 0;
+    in.depth = call_.value_dim;
+    in.ratio = chunk.ratio;
     if (has_state) {
-      const int main = chunk.main_part;
-      const Panels<T> none{nullptr, 0, 0};
-      read_state<T>(s_.g, shape_.v_stride, rows, call_.value_dim, chunk.ratio,
-                    state_.part(main),
-                    call_.cosine ? state_.part(1 - main) : none, s_.dq,
-                    shape_.q_stride, ahead_);
-      if (call_.normalize) {
-        add_sums<T>(state_.sum(main),
-                    call_.cosine ? state_.sum(1 - main) : nullptr, chunk.ratio,
-                    s_.r, rows, shape_.q_stride, plain);
-      }
-    } else {
-      std::fill_n(s_.dq, q_size, T{0});
+      in.main = state_.part(main);
+      if (call_.cosine) in.other = state_.part(1 - main);
+      // With rotary, r belongs to the plain features.
+      if (call_.normalize && !call_.rotary) weigh_sums(chunk, in);
     }
     if (has_keys) {
-      triangle_scores<T, Triangle::kLower>(
-          s_.g, shape_.v_stride, s_.across_values, shape_.scores_stride, rows,
-          call_.value_dim, chunk.ratio, call_.cosine,
-          call_.normalize && !call_.rotary ? s_.r : nullptr, s_.scores,
-          shape_.scores_stride);
-      add_triangle_product<T, Triangle::kLower>(
-          s_.scores, shape_.scores_stride, s_.k_main, shape_.q_stride, rows,
-          keys_finite_, s_.dq, shape_.q_stride);
-      if (call_.rotary && call_.normalize) {
-        triangle_scores<T, Triangle::kLower>(
-            s_.g, shape_.v_stride, s_.across_values, shape_.scores_stride, rows,
-            0, chunk.ratio, call_.cosine, s_.r, s_.scores,
-            shape_.scores_stride);
-        add_triangle_product<T, Triangle::kLower>(
-            s_.scores, shape_.scores_stride, s_.plain_main, shape_.q_stride,
-            rows, keys_finite_, plain, shape_.q_stride);
+      in.scores = s_.scores;
+      in.y = s_.k_main;
+      in.y_stride = shape_.q_stride;
+      in.finite = keys_finite_;
+    }
+    return in;
+  }
+  void weigh_sums(const Chunk<T>& chunk, Reading<T>& in) const {
+    in.weight = s_.r;
+    in.sum_main = state_.sum(chunk.main_part);
+    if (call_.cosine) in.sum_other = state_.sum(1 - chunk.main_part);
+  }
+
+  HWY_NOINLINE void read_and_update(const Chunk<T>& chunk, const Reading<T>& in,
+                                    const Writer<T>& writer, bool updates) {
+    const T* main = chunk.main;
+    const FeatureMap map = call_.options.feature_map;
+    const bool turned = call_.rotary;
+    for_panels<T>(shape_.q_stride, [&](auto vectors, int64_t c0) HWY_ATTR {
+      constexpr int kVectors = decltype(vectors)::value;
+      read_panel<T, kVectors, Triangle::kLower>(
+          in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
+            tile.finish_rows(main + r);
+            if (!turned) {
+              times_derivative(map, s_.q + r * shape_.q_stride + c0,
+                               shape_.q_stride, tile);
+            }
+            writer.write(tile, r, c0);
+          });
+      if (updates) update<kVectors>(chunk, c0);
+    });
+  }
+
+  // Rotary: dq is turned back; what r gives belongs to the plain features.
+  void finish_turned(const Chunk<T>& chunk, bool has_keys, bool has_state) {
+    const int64_t rows = round_up(chunk.size, 4);
+    Reading<T> in;
+    if (call_.normalize) {
+      in = reading(chunk, true, has_keys, has_state);
+      in.depth = 0;
+      if (has_state) weigh_sums(chunk, in);
+      in.y = s_.plain_main;
+      if (has_keys) {
+        triangle_dots<T, Triangle::kLower>(
+            s_.g, shape_.v_stride, s_.v, shape_.v_stride, rows, 0, chunk.ratio,
+            call_.cosine, s_.r, s_.scores);
       }
     }
-    pack_rows<T>(call_.options.feature_map, call_.dtype,
-                 query_rows(call_.inputs.q, unit_, head, chunk.position),
-                 queries.real, rows, call_.dim, s_.q, shape_.q_stride);
-    finish_gradient<T>(call_, chunk, s_.dq, call_.rotary ? plain : nullptr,
-                       s_.q, shape_.q_stride);
+    in.rows = rows;
+    const T* main = chunk.main;
+    for_panels<T>(shape_.q_stride, [&](auto vectors, int64_t c0) HWY_ATTR {
+      read_panel<T, decltype(vectors)::value, Triangle::kLower>(
+          in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
+            tile.finish_rows(main + r);
+            tile.store(s_.dq_plain + r * shape_.q_stride + c0, shape_.q_stride);
+          });
+    });
+    finish_gradient<T>(call_, chunk, s_.dq, s_.dq_plain, s_.q, shape_.q_stride);
   }
 
   const LinearCall& call_;
@@ -257,7 +360,8 @@ class DQueries {
 template <typename T>
 struct DQueriesPass {
   static size_t state_bytes(const LinearCall& call) {
-    return static_cast<size_t>(DQueriesState<T>::elements(Shape::of<T>(call))) *
+    return static_cast<size_t>(
+               DQueriesState<T>::elements(forward_shape<T>(call))) *
            sizeof(T);
   }
   static void load_state(const LinearCall& call, const Unit& unit,
@@ -265,7 +369,7 @@ struct DQueriesPass {
     zero_state<state_bytes>(call, memory);
     const ConstLinearStateView& given = call.inputs.state;
     if (given.kv_state == nullptr) return;
-    const Shape shape = Shape::of<T>(call);
+    const Shape shape = forward_shape<T>(call);
     const DQueriesState<T> state(shape, memory);
     const T* kv =
         static_cast<const T*>(given.kv_state) + call.kv_state_at(unit);

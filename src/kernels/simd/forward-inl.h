@@ -9,8 +9,11 @@
 //
 // Floor: a token and head cost 8 d (d + 1) operations with the cosine (two
 // states read, two updated), and the products inside a chunk of C tokens add
-// about C / (4 d) of that. So C is small; but below 16 the state, which does
-// not fit into the first-level cache, is read and written too often.
+// about C / (4 d) of that (kForwardChunk). Measured at d = 32 and 64: packing a
+// chunk at once, into one buffer, takes 3% less time than packing the next one
+// between the tiles into a second. Rows are multiplied with rows
+// (dot_tile-inl.h), so that nothing is transposed, and a panel of the state is
+// updated right after it was read.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_FORWARD_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_FORWARD_INL_H_
@@ -25,6 +28,8 @@
 #include <new>
 
 #include "kernels/simd/chunk-inl.h"
+#include "kernels/simd/pack_queue-inl.h"
+#include "kernels/simd/panel-inl.h"
 #include "kernels/simd/pass.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -53,43 +58,53 @@ struct ForwardState {
 template <typename T>
 struct ForwardScratch {
   ForwardScratch(const LinearCall& call, Carver<T>& carver)
-      : shape(Shape::of<T>(call)),
+      : shape(forward_shape<T>(call)),
         short_angles(call, shape.chunk,
                      carver.take(Angles<T>::size(call, shape.chunk))),
         long_angles(call, shape.long_chunk,
                     carver.take(Angles<T>::size(call, shape.long_chunk))) {
-    const int64_t qs = shape.slots * shape.q_stride;
-    const int64_t vs = shape.slots * shape.v_stride;
-    const int64_t across = shape.rows * shape.scores_stride;
-    q_turned = q = carver.take(qs);
-    k_turned = k = carver.take(qs);
-    turned_across = across_keys = carver.take(across);
-    plain_scores = scores = carver.take(shape.slots * shape.scores_stride);
-    if (call.rotary) {
-      q_turned = carver.take(qs);
-      k_turned = carver.take(qs);
-      turned_across = carver.take(across);
-      plain_scores = carver.take(shape.slots * shape.scores_stride);
-    }
-    v = carver.take(vs);
-    v_main = call.cosine ? carver.take(vs) : v;
-    v_other = call.cosine ? carver.take(vs) : v;
-    out = carver.take(vs);
+    Carver<T> counter(nullptr);
+    place(call, shape.slots, counter);
+    rows_memory =
+        carver.take(static_cast<int64_t>(counter.bytes() / sizeof(T)));
+    plain_scores = scores = carver.take(kScoresStride * kScoresStride);
+    if (call.rotary) plain_scores = carver.take(kScoresStride * kScoresStride);
     scale = carver.take(kMaxChunk);
+    sums = carver.take(kMaxChunk);
+    ones = carver.take(kMaxChunk);
   }
   void start() {
     short_angles.start();
     long_angles.start();
+    for (T* s : {scores, plain_scores})
+      std::fill_n(s, kScoresStride * kScoresStride, T{0});
+    std::fill_n(ones, kMaxChunk, T{1});
+  }
+
+  // For chunks of so many rows, without gaps: rows a power of two apart would
+  // meet in the same few lines of the first-level cache.
+  void place(const LinearCall& call, int64_t slots, Carver<T>& carver) {
+    const int64_t qs = slots * shape.q_stride;
+    const int64_t vs = slots * shape.v_stride;
+    q_turned = q = carver.take(qs);
+    k_turned = k = carver.take(qs);
+    if (call.rotary) {
+      q_turned = carver.take(qs);
+      k_turned = carver.take(qs);
+    }
+    v_main = carver.take(vs);
+    v_other = call.cosine ? carver.take(vs) : nullptr;
+    out = carver.take(vs);
   }
 
   Shape shape;
   Angles<T> short_angles, long_angles;
+  T* rows_memory;
   // [slots][q_stride]; the turned ones (rotary) carry the numerator.
   T *q, *q_turned, *k, *k_turned;
-  T *across_keys, *turned_across;  // [rows][scores_stride]
-  T *scores, *plain_scores;        // [slots][scores_stride]
-  T *v, *v_main, *v_other, *out;   // [slots][v_stride]
-  T* scale;
+  T *v_main, *v_other, *out;  // [slots][v_stride]
+  T *scores, *plain_scores;   // rows of kScoresStride
+  T *scale, *sums, *ones;
 };
 
 template <typename T>
@@ -104,205 +119,236 @@ class Forward {
         state_(shape_, state) {}
 
   void add_keys(int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += shape_.long_chunk) {
-      const int64_t size = std::min(shape_.long_chunk, end - at);
-      const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
-      const Slots keys = key_slots(call_, unit_, at, size);
-      if (keys.real == 0) continue;
-      const Target to =
-          target_after(unit_, begin, end, at, shape_.long_chunk, {});
-      ahead_.start(to.rows,
-                   call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride));
-      add_keys_ahead(ahead_, call_, to);
-      pack_keys(chunk, keys);
-      update(chunk);
-    }
+    const int64_t tiles = update_tiles();
+    walk_chunks(
+        unit_, begin, end, place(shape_.long_chunk), {},
+        [&](const Target& to) {
+          ahead_.start(to.rows, tiles);
+          add_keys_ahead(ahead_, call_, to);
+        },
+        [&](int64_t at) {
+          const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
+          const Slots keys = key_slots(call_, unit_, at, chunk.size);
+          if (keys.real == 0) return;
+          pack_keys(chunk, keys);
+          for_panels<T>(shape_.v_stride,
+                        [&](auto vectors, int64_t c0) HWY_ATTR {
+                          update<decltype(vectors)::value>(chunk, c0);
+                        });
+          update_sums(chunk);
+        });
   }
 
   void read(int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; at += shape_.long_chunk) {
-      const int64_t size = std::min(shape_.long_chunk, end - at);
-      const Target to =
-          target_after(unit_, begin, end, at, shape_.long_chunk, {});
-      ahead_.start(to.rows, call_.group * count_tiles<T>(shape_.long_chunk,
-                                                         shape_.v_stride));
-      add_queries_ahead(ahead_, call_, call_.inputs.q, to);
-      answer(s_.long_angles.chunk(begin, end, at),
-             query_slots(call_, unit_, at, size), false, true);
-    }
+    const int64_t tiles = read_tiles(shape_.long_chunk);
+    walk_chunks(
+        unit_, begin, end, place(shape_.long_chunk), {},
+        [&](const Target& to) {
+          ahead_.start(to.rows, tiles);
+          add_queries_ahead(ahead_, call_, call_.inputs.q, to);
+        },
+        [&](int64_t at) {
+          const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
+          answer(chunk, query_slots(call_, unit_, at, chunk.size), false, true,
+                 false);
+        });
   }
 
   void attend(int64_t begin, int64_t end, const Next& next) {
     // The state need not be read before it holds a key, nor updated where no
     // query follows.
     const bool given = call_.inputs.state.kv_state != nullptr;
-    for (int64_t at = begin; at < end; at += shape_.chunk) {
-      const int64_t size = std::min(shape_.chunk, end - at);
-      const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
-      const Slots keys = key_slots(call_, unit_, at, size);
-      const Slots queries = query_slots(call_, unit_, at, size);
-      const bool has_keys = keys.real != 0;
-      look_ahead(target_after(unit_, begin, end, at, shape_.chunk, next));
-      if (has_keys) {
-        pack_keys(chunk, keys);
-        if (queries.real != 0) cross_keys();
-      }
-      answer(chunk, queries, has_keys, given || at > unit_.row.kv_start);
-      if (has_keys &&
-          (call_.state_out.kv_state != nullptr || at + size < unit_.q_end()))
-        update(chunk);
-    }
+    const bool wanted = call_.state_out.kv_state != nullptr;
+    const int64_t tiles = read_tiles(shape_.chunk) + update_tiles();
+    walk_chunks(
+        unit_, begin, end, place(shape_.chunk), next,
+        [&](const Target& to) {
+          ahead_.start(to.rows, tiles);
+          add_keys_ahead(ahead_, call_, to);
+          add_queries_ahead(ahead_, call_, call_.inputs.q, to);
+        },
+        [&](int64_t at) {
+          const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
+          const Slots keys = key_slots(call_, unit_, at, chunk.size);
+          const bool has_keys = keys.real != 0;
+          if (has_keys) pack_keys(chunk, keys);
+          answer(chunk, query_slots(call_, unit_, at, chunk.size), has_keys,
+                 given || at > unit_.row.kv_start,
+                 has_keys && (wanted || at + chunk.size < unit_.q_end()));
+        });
   }
 
  private:
-  void look_ahead(const Target& to) {
-    ahead_.start(
-        to.rows,
-        call_.group * count_tiles<T>(shape_.chunk, shape_.v_stride) +
-            call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride));
-    add_keys_ahead(ahead_, call_, to);
-    add_queries_ahead(ahead_, call_, call_.inputs.q, to);
+  int64_t place(int64_t chunk) {
+    Carver<T> carver(s_.rows_memory);
+    s_.place(call_, round_up(chunk, 4), carver);
+    return chunk;
+  }
+  int64_t read_tiles(int64_t chunk) const {
+    return call_.group * count_tiles<T>(chunk, shape_.v_stride);
+  }
+  int64_t update_tiles() const {
+    return call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride);
   }
 
   void pack_keys(const Chunk<T>& chunk, const Slots& keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    packed_rows_ = rows;
-    pack_rows<T>(call_.options.feature_map, call_.dtype,
-                 key_rows(call_.inputs.k, unit_, chunk.position), keys.real,
-                 rows, call_.dim, s_.k, shape_.q_stride);
-    if (call_.rotary) {
+    pack_now(
+        PackJob<T>{nullptr, key_rows(call_.inputs.k, unit_, chunk.position),
+                   keys.real, rows, call_.dim, s_.k, shape_.q_stride},
+        call_.options.feature_map, call_.dtype);
+    if (call_.rotary)
       turn_rows<T>(call_, chunk, s_.k, rows, shape_.q_stride, s_.k_turned);
-    }
-    values_finite_ =
-        pack_rows<T>(FeatureMap::kIdentity, call_.dtype,
-                     key_rows(call_.inputs.v, unit_, chunk.position), keys.real,
-                     rows, call_.value_dim, s_.v, shape_.v_stride);
-    if (call_.cosine) {
-      scale_rows<T>(s_.v, chunk.main, rows, shape_.v_stride, s_.v_main);
-      scale_rows<T>(s_.v_main, chunk.ratio, rows, shape_.v_stride, s_.v_other);
-    }
+    values_finite_ = pack_now(
+        PackJob<T>{nullptr, key_rows(call_.inputs.v, unit_, chunk.position),
+                   keys.real, rows, call_.value_dim, s_.v_main, shape_.v_stride,
+                   chunk.main, s_.v_other, chunk.ratio},
+        FeatureMap::kIdentity, call_.dtype);
   }
 
-  void cross_keys() {
-    transpose<T>(s_.k, shape_.q_stride, packed_rows_, call_.dim, s_.across_keys,
-                 shape_.scores_stride);
-    if (call_.rotary) {
-      transpose<T>(s_.k_turned, shape_.q_stride, packed_rows_, call_.dim,
-                   s_.turned_across, shape_.scores_stride);
-    }
-  }
-
-  void update(const Chunk<T>& chunk) {
+  template <int kVectors>
+  HWY_INLINE void update(const Chunk<T>& chunk, int64_t c0) {
     const int main = chunk.main_part;
-    add_outer_products<T>(s_.k_turned, shape_.q_stride, s_.v_main,
-                          shape_.v_stride, chunk.size, state_.part(main),
-                          ahead_);
-    add_weighted_rows<T>(s_.k, shape_.q_stride, chunk.main, chunk.size,
-                         state_.sum(main));
+    update_panel<T, kVectors, kForwardDepth>(
+        s_.k_turned, shape_.q_stride, s_.v_main + c0, shape_.v_stride,
+        chunk.size, state_.part(main).panel(c0), shape_.rows, ahead_);
     if (!call_.cosine) return;
-    add_outer_products<T>(s_.k_turned, shape_.q_stride, s_.v_other,
-                          shape_.v_stride, chunk.size, state_.part(1 - main),
-                          ahead_);
-    for (int64_t i = 0; i < chunk.size; ++i)
-      s_.scale[i] = chunk.main[i] * chunk.ratio[i];
-    add_weighted_rows<T>(s_.k, shape_.q_stride, s_.scale, chunk.size,
-                         state_.sum(1 - main));
+    update_panel<T, kVectors, kForwardDepth>(
+        s_.k_turned, shape_.q_stride, s_.v_other + c0, shape_.v_stride,
+        chunk.size, state_.part(1 - main).panel(c0), shape_.rows, ahead_);
+  }
+  void update_sums(const Chunk<T>& chunk) {
+    const int main = chunk.main_part;
+    add_to_sums<T>(s_.k, shape_.q_stride, chunk.size, chunk.main, chunk.ratio,
+                   state_.sum(main),
+                   call_.cosine ? state_.sum(1 - main) : nullptr);
   }
 
-  // The queries of a chunk, of all heads of the group.
+  // Answers the queries of a chunk, of all heads of the group; `updates`: and
+  // adds the keys to the state, a panel at a time while it is in the cache.
   void answer(const Chunk<T>& chunk, const Slots& queries, bool has_keys,
-              bool has_state) {
-    if (queries.present == 0) return;
-    for (int64_t g = 0; g < call_.group; ++g)
-      answer_head(chunk, queries, unit_.head * call_.group + g, has_keys,
-                  has_state);
-  }
-
-  void answer_head(const Chunk<T>& chunk, const Slots& queries, int64_t head,
-                   bool has_keys, bool has_state) {
-    const int64_t rows = round_up(chunk.size, 4);
-    if (queries.real != 0) {
-      pack_rows<T>(call_.options.feature_map, call_.dtype,
-                   query_rows(call_.inputs.q, unit_, head, chunk.position),
-                   queries.real, rows, call_.dim, s_.q, shape_.q_stride);
-      if (call_.rotary) {
-        turn_rows<T>(call_, chunk, s_.q, rows, shape_.q_stride, s_.q_turned);
+              bool has_state, bool updates) {
+    const bool asked = queries.real != 0;
+    const bool direct =
+        asked && whole_rows<T>(call_.out, queries, chunk.size, shape_.v_stride);
+    for (int64_t g = 0; g < call_.group; ++g) {
+      const int64_t head = unit_.head * call_.group + g;
+      const bool last = g + 1 == call_.group;
+      const Rows to = query_rows(call_.out, unit_, head, chunk.position);
+      if (asked) {
+        prepare_queries(chunk, queries, head, has_keys);
+        normalise(chunk, has_keys, has_state);
       }
-      if (has_state) {
-        const Panels<T> none{nullptr, 0, 0};
-        read_state<T>(s_.q_turned, shape_.q_stride, rows, call_.dim,
-                      chunk.ratio, state_.part(chunk.main_part),
-                      call_.cosine ? state_.part(1 - chunk.main_part) : none,
-                      s_.out, shape_.v_stride, ahead_);
-      } else {
-        std::fill_n(s_.out, rows * shape_.v_stride, T{0});
+      if (asked || (last && updates)) {
+        read_and_update(chunk, reading(chunk, asked, has_keys, has_state),
+                        direct ? Writer<T>::direct(to, call_.stream)
+                               : Writer<T>::packed(s_.out, shape_.v_stride),
+                        last && updates);
       }
-      if (has_keys) {
-        triangle_scores<T, Triangle::kLower>(
-            s_.q_turned, shape_.q_stride, s_.turned_across,
-            shape_.scores_stride, rows, call_.dim, chunk.ratio, call_.cosine,
-            nullptr, s_.scores, shape_.scores_stride);
-        if (call_.rotary && call_.normalize) {
-          triangle_scores<T, Triangle::kLower>(
-              s_.q, shape_.q_stride, s_.across_keys, shape_.scores_stride, rows,
-              call_.dim, chunk.ratio, call_.cosine, nullptr, s_.plain_scores,
-              shape_.scores_stride);
-        }
-        add_triangle_product<T, Triangle::kLower>(
-            s_.scores, shape_.scores_stride, s_.v_main, shape_.v_stride, rows,
-            values_finite_, s_.out, shape_.v_stride);
+      if (queries.present != 0 && !direct) {
+        write_rows<T>(call_.dtype, s_.out, shape_.v_stride, s_.ones,
+                      queries.present, queries.real, call_.value_dim, to,
+                      call_.stream);
       }
+      if (call_.normalize && call_.denominator != nullptr)
+        store_denominators(chunk, queries, head);
     }
-    normalise(chunk, queries, head, has_keys, has_state);
-    write_rows<T>(call_.dtype, s_.out, shape_.v_stride, s_.scale,
-                  queries.present, queries.real, call_.value_dim,
-                  query_rows(call_.out, unit_, head, chunk.position),
-                  call_.stream);
+    if (updates) update_sums(chunk);
   }
 
-  // scale_i = main_i / max(denominator_i, eps), and the denominators.
-  void normalise(const Chunk<T>& chunk, const Slots& queries, int64_t head,
-                 bool has_keys, bool has_state) {
+  void prepare_queries(const Chunk<T>& chunk, const Slots& queries,
+                       int64_t head, bool has_keys) {
+    const int64_t rows = round_up(chunk.size, 4);
+    pack_now(PackJob<T>{nullptr,
+                        query_rows(call_.inputs.q, unit_, head, chunk.position),
+                        queries.real, rows, call_.dim, s_.q, shape_.q_stride},
+             call_.options.feature_map, call_.dtype);
+    if (call_.rotary)
+      turn_rows<T>(call_, chunk, s_.q, rows, shape_.q_stride, s_.q_turned);
+    if (!has_keys) return;
+    triangle_dots<T, Triangle::kLower>(
+        s_.q_turned, shape_.q_stride, s_.k_turned, shape_.q_stride, rows,
+        shape_.q_stride, chunk.ratio, call_.cosine, nullptr, s_.scores);
+    if (call_.rotary && call_.normalize) {
+      triangle_dots<T, Triangle::kLower>(
+          s_.q, shape_.q_stride, s_.k, shape_.q_stride, rows, shape_.q_stride,
+          chunk.ratio, call_.cosine, nullptr, s_.plain_scores);
+    }
+  }
+
+  // scale_i = main_i / max(denominator_i, eps); sums: the denominators.
+  void normalise(const Chunk<T>& chunk, bool has_keys, bool has_state) {
+    const int64_t rows = round_up(chunk.size, 4);
     if (!call_.normalize) {
-      std::copy_n(chunk.main, chunk.size, s_.scale);
+      std::copy_n(chunk.main, rows, s_.scale);
       return;
     }
-    const Tag<T> d;
-    const T eps = static_cast<T>(call_.options.eps);
-    T* denominator = static_cast<T*>(call_.denominator);
+    const int main = chunk.main_part;
+    read_sums<T>(s_.q, shape_.q_stride, rows, chunk.ratio,
+                 has_state ? state_.sum(main) : nullptr,
+                 call_.cosine ? state_.sum(1 - main) : nullptr,
+                 has_keys ? s_.plain_scores : nullptr, chunk.main, s_.sums);
+    const hn::CappedTag<T, 4> d;
+    const auto zero = hn::Zero(d);
+    const auto eps = hn::Set(d, static_cast<T>(call_.options.eps));
+    for (int64_t i = 0; i < rows; i += hn::MaxLanes(d)) {
+      const auto m = hn::LoadU(d, chunk.main + i);
+      // Adding 0 makes -0 a 0.
+      const auto sum = hn::MulAdd(hn::Load(d, s_.sums + i), m, zero);
+      hn::Store(sum, d, s_.sums + i);
+      // NaN goes through.
+      hn::Store(hn::Div(m, hn::IfThenElse(hn::Lt(sum, eps), eps, sum)), d,
+                s_.scale + i);
+    }
+  }
+
+  Reading<T> reading(const Chunk<T>& chunk, bool asked, bool has_keys,
+                     bool has_state) const {
+    const int main = chunk.main_part;
+    Reading<T> in;
+    in.x = s_.q_turned;
+    in.x_stride = shape_.q_stride;
+    in.rows = asked ? round_up(chunk.size, 4) : 0;
+    in.depth = call_.dim;
+    in.ratio = chunk.ratio;
+    if (has_state) {
+      in.main = state_.part(main);
+      if (call_.cosine) in.other = state_.part(1 - main);
+    }
+    if (has_keys) {
+      in.scores = s_.scores;
+      in.y = s_.v_main;
+      in.y_stride = shape_.v_stride;
+      in.finite = values_finite_;
+    }
+    return in;
+  }
+
+  // Inlined, gcc keeps the addresses of AVX2 tiles on the stack (10%).
+  HWY_NOINLINE void read_and_update(const Chunk<T>& chunk, const Reading<T>& in,
+                                    const Writer<T>& writer, bool updates) {
+    const T* scale = s_.scale;
+    for_panels<T>(shape_.v_stride, [&](auto vectors, int64_t c0) HWY_ATTR {
+      constexpr int kVectors = decltype(vectors)::value;
+      read_panel<T, kVectors, Triangle::kLower>(
+          in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
+            tile.finish_rows(scale + r);
+            writer.write(tile, r, c0);
+          });
+      if (updates) update<kVectors>(chunk, c0);
+    });
+  }
+
+  void store_denominators(const Chunk<T>& chunk, const Slots& queries,
+                          int64_t head) {
     const AttentionRow& row = unit_.row;
+    const int64_t token = row.batch * call_.inputs.q.size[1] + row.q_offset +
+                          chunk.position - row.q_start;
+    T* HWY_RESTRICT to =
+        static_cast<T*>(call_.denominator) + token * call_.heads + head;
     for (int64_t i = 0; i < chunk.size; ++i) {
       if ((queries.present >> i & 1) == 0) continue;
-      T sum = 0;
-      if ((queries.real >> i & 1) != 0) {
-        const T* q = s_.q + i * shape_.q_stride;
-        Vec<T> lanes = hn::Zero(d);
-        if (has_state) {
-          if (call_.cosine) {
-            lanes = dot_lanes(q, state_.sum(1 - chunk.main_part),
-                              shape_.q_stride, lanes);
-            lanes = hn::Mul(lanes, hn::Set(d, chunk.ratio[i]));
-          }
-          lanes =
-              dot_lanes(q, state_.sum(chunk.main_part), shape_.q_stride, lanes);
-        }
-        if (has_keys) {
-          const T* scores = s_.plain_scores + i * shape_.scores_stride;
-          for (int64_t j = 0; j <= i; j += kLanes<T>) {
-            lanes = hn::MulAdd(hn::Load(d, scores + j),
-                               hn::LoadU(d, chunk.main + j), lanes);
-          }
-        }
-        sum = chunk.main[i] * hn::GetLane(hn::SumOfLanes(d, lanes));
-        // Adding 0 makes -0 a 0.
-        sum += T{0};
-      }
-      s_.scale[i] = chunk.main[i] / (sum < eps ? eps : sum);
-      if (denominator != nullptr) {
-        const int64_t token = row.batch * call_.inputs.q.size[1] +
-                              row.q_offset + chunk.position + i - row.q_start;
-        denominator[token * call_.heads + head] = sum;
-      }
+      to[i * call_.heads] = (queries.real >> i & 1) != 0 ? s_.sums[i] : T{0};
     }
   }
 
@@ -311,7 +357,6 @@ class Forward {
   ForwardScratch<T>& s_;
   const Shape& shape_;
   ForwardState<T> state_;
-  int64_t packed_rows_ = 0;
   bool values_finite_ = true;
   Ahead ahead_;
 };
@@ -320,7 +365,8 @@ class Forward {
 template <typename T>
 struct ForwardPass {
   static size_t state_bytes(const LinearCall& call) {
-    return static_cast<size_t>(ForwardState<T>::elements(Shape::of<T>(call))) *
+    return static_cast<size_t>(
+               ForwardState<T>::elements(forward_shape<T>(call))) *
            sizeof(T);
   }
   static void load_state(const LinearCall& call, const Unit& unit,
@@ -328,7 +374,7 @@ struct ForwardPass {
     zero_state<state_bytes>(call, memory);
     const ConstLinearStateView& given = call.inputs.state;
     if (given.kv_state == nullptr) return;
-    const Shape shape = Shape::of<T>(call);
+    const Shape shape = forward_shape<T>(call);
     const ForwardState<T> state(shape, memory);
     const T* kv =
         static_cast<const T*>(given.kv_state) + call.kv_state_at(unit);
@@ -343,7 +389,7 @@ struct ForwardPass {
                           const void* memory) {
     const LinearStateView& to = call.state_out;
     if (to.kv_state == nullptr) return;
-    const Shape shape = Shape::of<T>(call);
+    const Shape shape = forward_shape<T>(call);
     const ForwardState<T> state(shape, memory);
     T* kv = static_cast<T*>(to.kv_state) + call.kv_state_at(unit);
     T* sum = static_cast<T*>(to.k_sum) + call.k_sum_at(unit);

@@ -54,7 +54,27 @@ HWY_INLINE Vec<float> load_wide(const Float16* p) {
 #endif
 }
 
+// x: a vector.
 HWY_INLINE void narrow(const float* x, BFloat16* out, int64_t n) {
+#if HWY_TARGET != HWY_SCALAR
+  if (n == kLanes<float>) {  // as float_to_bfloat16
+    const Tag<float> d;
+    const hn::RebindToUnsigned<Tag<float>> du;
+    const hn::Rebind<uint16_t, Tag<float>> d16;
+    const auto v = hn::Load(d, x);
+    const auto bits = hn::BitCast(du, v);
+    const auto high = hn::ShiftRight<16>(bits);
+    const auto even = hn::And(high, hn::Set(du, 1));
+    const auto rounded =
+        hn::ShiftRight<16>(hn::Add(bits, hn::Add(even, hn::Set(du, 0x7FFF))));
+    const auto quiet = hn::Or(high, hn::Set(du, 0x0040));
+    hn::StoreU(
+        hn::TruncateTo(d16, hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)),
+                                           quiet, rounded)),
+        d16, reinterpret_cast<uint16_t*>(out));
+    return;
+  }
+#endif
   for (int64_t i = 0; i < n; ++i) out[i].bits = float_to_bfloat16(x[i]);
 }
 HWY_INLINE void narrow(const float* x, Float16* out, int64_t n) {

@@ -30,49 +30,66 @@ struct Panels {
   T* panel(int64_t c0) const { return data + rows * c0; }
 };
 
-// Brings the rows of a later chunk into the second-level cache, a few at every
-// tile of the products: in one burst they would wait for each other. Heads
-// apart, the rows of a head lie apart too, and the machine's own prefetching
-// does not find them.
+// Brings the rows of a later chunk into the second-level cache, a few lines at
+// every tile of the products: in one burst they would wait for each other.
+// Heads apart, the rows of a head lie apart too, and the machine's own
+// prefetching does not find them.
 class Ahead {
  public:
-  // For `rows` rows of each source, during `tiles` tiles.
+  // For `rows` rows of each source, during `tiles` calls of tile().
   void start(int64_t rows, int64_t tiles) {
     rows_ = rows > 0 ? rows : 0;
     tiles_ = tiles;
-    count_ = at_ = 0;
-    row_ = 0;
+    count_ = source_ = 0;
+    lines_ = row_ = 0;
+    left_ = 0;
   }
   void add(uintptr_t address, int64_t row_bytes, int64_t bytes) {
-    Source& source = sources_[count_++];
-    source.at = address;
-    source.stride = static_cast<uintptr_t>(row_bytes);
-    source.bytes = bytes;
-    per_tile_ = (rows_ * count_ + tiles_ - 1) / tiles_;
-  }
-  HWY_INLINE void tile() {
-    for (int64_t i = 0; i < per_tile_ && row_ < rows_; ++i) {
-      Source& source = sources_[at_];
-      for (int64_t b = 0; b < source.bytes; b += 64)
-        __builtin_prefetch(reinterpret_cast<const void*>(
-                               source.at + static_cast<uintptr_t>(b)),
-                           0, 2);
-      source.at += source.stride;
-      if (++at_ == count_) {
-        at_ = 0;
-        ++row_;
-      }
+    // Of rows that do not begin with a line the last one may need one more.
+    const uintptr_t first = address / kLine * kLine;
+    const int64_t lines = static_cast<int64_t>(
+        (address + static_cast<uintptr_t>(bytes) - first + kLine - 1) / kLine);
+    if (count_ == 0) {
+      at_ = first;
+      left_ = rows_ > 0 ? lines : 0;
     }
+    sources_[count_++] = {first, static_cast<uintptr_t>(row_bytes), lines};
+    lines_ += lines * rows_;
+    per_tile_ = (lines_ + tiles_ - 1) / tiles_;
+  }
+  // Amid a tile.
+  HWY_INLINE void step() { tile(); }
+  HWY_INLINE void tile() {
+    for (int64_t i = 0; i < per_tile_ && left_ != 0; ++i) line();
   }
 
  private:
+  HWY_INLINE void line() {
+    __builtin_prefetch(reinterpret_cast<const void*>(at_), 0, 2);
+    at_ += kLine;
+    if (--left_ == 0) turn();
+  }
+  static constexpr uintptr_t kLine = 64;
   struct Source {
     uintptr_t at, stride;
-    int64_t bytes;
+    int64_t lines;
   };
+  // To the next row.
+  HWY_INLINE void turn() {
+    if (++row_ == rows_) {
+      row_ = 0;
+      if (++source_ == count_) return;
+    }
+    const Source& source = sources_[source_];
+    at_ = source.at + static_cast<uintptr_t>(row_) * source.stride;
+    left_ = source.lines;
+  }
+
   Source sources_[6];
-  int count_ = 0, at_ = 0;
-  int64_t rows_ = 0, row_ = 0, tiles_ = 1, per_tile_ = 0;
+  int count_ = 0, source_ = 0;
+  uintptr_t at_ = 0;
+  int64_t left_ = 0;  // lines of the row
+  int64_t rows_ = 0, row_ = 0, lines_ = 0, tiles_ = 1, per_tile_ = 0;
 };
 
 // Tiles of a product of so many rows and columns.
@@ -107,22 +124,6 @@ HWY_NOINLINE void add_outer_products(const T* HWY_RESTRICT a, int64_t a_stride,
                               ahead.tile();
                             });
   });
-}
-
-// sum[c] += sum_r weight[r] in[r][c]
-template <typename T>
-HWY_INLINE void add_weighted_rows(const T* HWY_RESTRICT in, int64_t stride,
-                                  const T* HWY_RESTRICT weight, int64_t rows,
-                                  T* HWY_RESTRICT sum) {
-  const Tag<T> d;
-  for (int64_t c = 0; c < stride; c += kLanes<T>) {
-    Vec<T> add = hn::Zero(d);
-    for (int64_t r = 0; r < rows; ++r) {
-      add = hn::MulAdd(hn::Set(d, weight[r]), hn::Load(d, in + r * stride + c),
-                       add);
-    }
-    hn::Store(hn::Add(hn::Load(d, sum + c), add), d, sum + c);
-  }
 }
 
 // Row-major [rows][columns] into panels and back.

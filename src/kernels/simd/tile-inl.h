@@ -43,12 +43,15 @@ inline constexpr int64_t kLanes = HWY_LANES(T);
 #if HWY_TARGET == HWY_AVX2
 inline constexpr int kMaxVectors = 2;
 constexpr int rows_for(int) { return 6; }
+inline constexpr int64_t kShortChunk = 12;
 #elif HWY_TARGET == HWY_AVX3
 inline constexpr int kMaxVectors = 4;
 constexpr int rows_for(int vectors) { return vectors > 2 ? 4 : 8; }
+inline constexpr int64_t kShortChunk = 8;
 #else
 inline constexpr int kMaxVectors = 2;
 constexpr int rows_for(int) { return 4; }
+inline constexpr int64_t kShortChunk = 8;
 #endif
 
 // Columns of a panel, and its rows' padding.
@@ -71,6 +74,15 @@ HWY_INLINE void unroll_indices(std::integer_sequence<int, I...>, F&& f) {
 template <int N, class F>
 HWY_INLINE void unroll(F&& f) {
   unroll_indices(std::make_integer_sequence<int, N>(), f);
+}
+
+// Keeps the compiler from seeing where a pointer comes from: of rows that lie
+// one runtime stride apart gcc would keep the offset of every element that a
+// step of a product reads.
+template <typename T>
+HWY_INLINE T* hide(T* p) {
+  asm("" : "+r"(p));
+  return p;
 }
 
 // How A lies in memory: element (r, k) at a[r * stride + k], or at
@@ -110,6 +122,34 @@ struct Tile {
       });
     });
   }
+  HWY_INLINE void store_unaligned(T* HWY_RESTRICT to, int64_t stride) const {
+    unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+        hn::StoreU(acc[r * kVectors + n], Tag<T>(),
+                   to + r * stride + n * kLane);
+      });
+    });
+  }
+  // Past the caches.
+  HWY_INLINE void stream(T* HWY_RESTRICT to, int64_t stride) const {
+    unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+        hn::Stream(acc[r * kVectors + n], Tag<T>(),
+                   to + r * stride + n * kLane);
+      });
+    });
+  }
+  // Row r times scale[r]; a zero is 0, never -0: the sign of a zero would tell
+  // of keys that do not count.
+  HWY_INLINE void finish_rows(const T* HWY_RESTRICT scale) {
+    const Vec<T> zero = hn::Zero(Tag<T>());
+    unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+      const Vec<T> s = hn::Set(Tag<T>(), scale[r]);
+      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+        acc[r * kVectors + n] = hn::MulAdd(acc[r * kVectors + n], s, zero);
+      });
+    });
+  }
   // Row r times scale[r].
   HWY_INLINE void scale_rows(const T* HWY_RESTRICT scale) {
     unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
@@ -124,31 +164,57 @@ struct Tile {
   HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_stride,
                            const T* HWY_RESTRICT b, int64_t b_stride,
                            int64_t depth) {
-    const auto step = [&](auto k) COSFORMER_LAMBDA {
+    if constexpr (kAlong == Along::kRow) {
+      const T* rows[kRows];
+      unroll<kRows>([&](auto r)
+                        COSFORMER_LAMBDA { rows[r] = hide(a + r * a_stride); });
+      run(depth, b, b_stride,
+          [&](auto r, int64_t k) COSFORMER_LAMBDA { return rows[r][k]; });
+    } else {
+      run(depth, b, b_stride, [&](auto r, int64_t) COSFORMER_LAMBDA {
+        const T x = a[r];
+        if (r == kRows - 1) a = hide(a + a_stride);
+        return x;
+      });
+    }
+  }
+
+ private:
+  // acc += element(r, k) x row k of b.
+  template <class Element>
+  HWY_INLINE void run(int64_t depth, const T* HWY_RESTRICT b, int64_t b_stride,
+                      const Element& element) {
+    const auto step = [&](int64_t k) COSFORMER_LAMBDA {
       Vec<T> bv[kVectors];
       unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-        bv[n] = hn::Load(Tag<T>(), b + k * b_stride + n * kLane);
+        bv[n] = hn::Load(Tag<T>(), b + n * kLane);
       });
+      b = hide(b + b_stride);
       unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-        const Vec<T> av =
-            hn::Set(Tag<T>(), kAlong == Along::kRow ? a[r * a_stride + k]
-                                                    : a[k * a_stride + r]);
+        const Vec<T> av = hn::Set(Tag<T>(), element(r, k));
         unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
           acc[r * kVectors + n] = hn::MulAdd(av, bv[n], acc[r * kVectors + n]);
         });
       });
+      pin();
     };
     int64_t k = 0;
-    for (; k + 4 <= depth; k += 4) {
-      unroll<4>(step);
-      a += kAlong == Along::kRow ? 4 : 4 * a_stride;
-      b += 4 * b_stride;
+    for (; k + 4 <= depth; k += 4)
+      unroll<4>([&](auto i) COSFORMER_LAMBDA { step(k + i); });
+    for (; k < depth; ++k) step(k);
+  }
+
+  // gcc spills one of twelve accumulators of AVX2 without it.
+  HWY_INLINE void pin() {
+#if HWY_TARGET == HWY_AVX2 && !defined(__clang__)
+    if constexpr (kRows * kVectors == 12) {
+      asm(""
+          : "+x"(acc[0].raw), "+x"(acc[1].raw), "+x"(acc[2].raw),
+            "+x"(acc[3].raw), "+x"(acc[4].raw), "+x"(acc[5].raw),
+            "+x"(acc[6].raw), "+x"(acc[7].raw), "+x"(acc[8].raw),
+            "+x"(acc[9].raw), "+x"(acc[10].raw), "+x"(acc[11].raw));
     }
-    for (; k < depth; ++k) {
-      step(std::integral_constant<int, 0>());
-      a += kAlong == Along::kRow ? 1 : a_stride;
-      b += b_stride;
-    }
+#endif
   }
 };
 

@@ -1,0 +1,257 @@
+// The two products of a chunk with a state, a panel of columns at a time:
+//
+//   read    acc_r = ratio_r (x_r S_other + w_r z_other) + x_r S_main
+//                   + w_r z_main + sum_j P_rj y_j
+//   update  S += sum_j a_j^T b_j
+//
+// A tile of the first runs through all of its terms in registers and is handed
+// over finished: nothing in between is stored.
+#if defined(COSFORMER_SRC_KERNELS_SIMD_PANEL_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef COSFORMER_SRC_KERNELS_SIMD_PANEL_INL_H_
+#undef COSFORMER_SRC_KERNELS_SIMD_PANEL_INL_H_
+#else
+#define COSFORMER_SRC_KERNELS_SIMD_PANEL_INL_H_
+#endif
+
+#include "kernels/simd/call.h"
+#include "kernels/simd/dot_tile-inl.h"
+#include "kernels/simd/pack-inl.h"
+#include "kernels/simd/state-inl.h"
+#include "kernels/simd/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace cosformer::simd::HWY_NAMESPACE {
+
+// What the rows of a chunk read.
+template <typename T>
+struct Reading {
+  const T* x = nullptr;  // [rows][x_stride]
+  int64_t x_stride = 0, rows = 0, depth = 0;
+  const T* ratio = nullptr;
+  // Without data: no state, or one part.
+  Panels<T> main{nullptr, 0, 0}, other{nullptr, 0, 0};
+  // The sums of the state and their weights; nullptr: not read.
+  const T *weight = nullptr, *sum_main = nullptr, *sum_other = nullptr;
+  // Rows of kScoresStride, and what they weigh; nullptr: nothing. Blocks beyond
+  // the triangle hold zeros.
+  const T *scores = nullptr, *y = nullptr;
+  int64_t y_stride = 0;
+  bool finite = true;  // y is: zeros of the scores add nothing
+};
+
+template <typename T, int kRows, int kVectors, Triangle kTriangle, class Side>
+HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
+                          Side& side, Tile<T, kRows, kVectors>& tile) {
+  constexpr int64_t kWidth = kVectors * kLanes<T>;
+  tile.zero();
+  if (in.main.data != nullptr) {
+    const T* x = in.x + r * in.x_stride;
+    if (in.other.data != nullptr) {
+      tile.template multiply<Along::kRow>(x, in.x_stride, in.other.panel(c0),
+                                          kWidth, in.depth);
+      side.step();
+      if (in.weight != nullptr) {
+        tile.template multiply<Along::kRow>(in.weight + r, 1, in.sum_other + c0,
+                                            0, 1);
+      }
+      tile.scale_rows(in.ratio + r);
+    }
+    tile.template multiply<Along::kRow>(x, in.x_stride, in.main.panel(c0),
+                                        kWidth, in.depth);
+    side.step();
+    if (in.weight != nullptr) {
+      tile.template multiply<Along::kRow>(in.weight + r, 1, in.sum_main + c0, 0,
+                                          1);
+    }
+  }
+  if (in.scores != nullptr) {
+    const int64_t first = kTriangle == Triangle::kLower ? 0 : r;
+    const int64_t last = kTriangle == Triangle::kLower ? r + kRows : in.rows;
+    tile.template multiply<Along::kRow>(
+        in.scores + r * kScoresStride + first, kScoresStride,
+        in.y + first * in.y_stride + c0, in.y_stride, last - first);
+  }
+}
+
+// Calls finish(tile, first row) for the rows' tiles in the panel of columns at
+// c0. Where y is not finite rows are taken one by one, so that none touches
+// what it may not see; the order of additions stays the same.
+template <typename T, int kVectors, Triangle kTriangle, class Side,
+          class Finish>
+HWY_INLINE void read_panel(const Reading<T>& in, int64_t c0, Side& side,
+                           const Finish& finish) {
+  if (HWY_LIKELY(in.finite || in.scores == nullptr)) {
+    for_row_tiles<kVectors>(
+        in.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
+          Tile<T, decltype(rows)::value, kVectors> tile;
+          read_tile<T, decltype(rows)::value, kVectors, kTriangle>(in, r, c0,
+                                                                   side, tile);
+          finish(tile, r);
+          side.tile();
+        });
+    return;
+  }
+  for (int64_t r = 0; r < in.rows; ++r) {
+    Tile<T, 1, kVectors> tile;
+    read_tile<T, 1, kVectors, kTriangle>(in, r, c0, side, tile);
+    finish(tile, r);
+  }
+}
+
+// Whether the tiles of a chunk may write its rows into `view` themselves: whole
+// vectors of the type that is computed in, in rows that all count.
+template <typename T>
+bool whole_rows(const View4& view, const Slots& slots, int64_t size,
+                int64_t packed_stride) {
+  return view.size[3] == packed_stride && size_of(view.dtype) == sizeof(T) &&
+         size % 4 == 0 && slots.real == ~uint64_t{0} >> (64 - size);
+}
+
+// Where tiles are written: into memory of a caller, past the caches where that
+// is wanted and possible, or into packed rows.
+template <typename T>
+struct Writer {
+  static Writer direct(const Rows& to, bool stream) {
+    Writer w;
+    w.data = static_cast<T*>(const_cast<void*>(to.data)) + to.first * to.stride;
+    w.stride = to.stride;
+    w.stream = stream && (reinterpret_cast<uintptr_t>(w.data) |
+                          static_cast<uintptr_t>(w.stride) * sizeof(T)) %
+                                 sizeof(Vec<T>) ==
+                             0;
+    return w;
+  }
+  static Writer packed(T* to, int64_t stride) {
+    Writer w;
+    w.data = to;
+    w.stride = stride;
+    return w;
+  }
+  template <class AnyTile>
+  HWY_INLINE void write(const AnyTile& tile, int64_t r, int64_t c0) const {
+    T* HWY_RESTRICT at = data + r * stride + c0;
+    if (stream) {
+      tile.stream(at, stride);
+    } else {
+      tile.store_unaligned(at, stride);
+    }
+  }
+
+  T* data = nullptr;
+  int64_t stride = 0;
+  bool stream = false;
+};
+
+// panel += A^T B over `depth` rows of packed chunks; panel: [rows][kVectors
+// vectors], b: at the panel's first column. Summed from zero and added at the
+// end: short sums lose less to rounding, and the additions do not wait for the
+// old state.
+template <typename T, int kVectors, int64_t kUsualDepth = kShortChunk,
+          class Side>
+HWY_INLINE void update_panel(const T* HWY_RESTRICT a, int64_t a_stride,
+                             const T* HWY_RESTRICT b, int64_t b_stride,
+                             int64_t depth, T* HWY_RESTRICT panel, int64_t rows,
+                             Side& side) {
+  constexpr int64_t kWidth = kVectors * kLanes<T>;
+  for_row_tiles<kVectors>(rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
+    Tile<T, decltype(count)::value, kVectors> tile;
+    tile.zero();
+    if (kUsualDepth > 0 &&
+        HWY_LIKELY(depth == kUsualDepth)) {  // saves the loop
+      tile.template multiply<Along::kColumn>(a + r, a_stride, b, b_stride,
+                                             kUsualDepth);
+    } else {
+      tile.template multiply<Along::kColumn>(a + r, a_stride, b, b_stride,
+                                             depth);
+    }
+    tile.add_to(panel + r * kWidth, kWidth);
+    side.tile();
+  });
+}
+
+// sum_main += main_r x_r, sum_other += main_r ratio_r x_r; sum_other may be
+// nullptr. main nullptr: ones.
+template <typename T>
+HWY_NOINLINE void add_to_sums(const T* HWY_RESTRICT x, int64_t stride,
+                              int64_t rows, const T* HWY_RESTRICT main,
+                              const T* HWY_RESTRICT ratio,
+                              T* HWY_RESTRICT sum_main,
+                              T* HWY_RESTRICT sum_other) {
+  const Tag<T> d;
+  constexpr int64_t kLane = kLanes<T>;
+  const auto columns = [&](auto vectors, int64_t c0) COSFORMER_LAMBDA {
+    constexpr int kVectors = decltype(vectors)::value;
+    Vec<T> a[kVectors], b[kVectors];
+    unroll<kVectors>([&](auto n)
+                         COSFORMER_LAMBDA { a[n] = b[n] = hn::Zero(d); });
+    for (int64_t r = 0; r < rows; ++r) {
+      const T m = main != nullptr ? main[r] : T{1};
+      const Vec<T> u = hn::Set(d, m);
+      const Vec<T> w = hn::Set(d, m * ratio[r]);
+      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+        const Vec<T> y = hn::Load(d, x + r * stride + c0 + n * kLane);
+        a[n] = hn::MulAdd(y, u, a[n]);
+        b[n] = hn::MulAdd(y, w, b[n]);
+      });
+    }
+    unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+      T* HWY_RESTRICT at = sum_main + c0 + n * kLane;
+      hn::Store(hn::Add(hn::Load(d, at), a[n]), d, at);
+      if (sum_other == nullptr) return;
+      at = sum_other + c0 + n * kLane;
+      hn::Store(hn::Add(hn::Load(d, at), b[n]), d, at);
+    });
+  };
+  int64_t c = 0;
+  for (; c + 4 * kLane <= stride; c += 4 * kLane)
+    columns(std::integral_constant<int, 4>(), c);
+  for (; c < stride; c += kLane) columns(std::integral_constant<int, 1>(), c);
+}
+
+// out[r] = x_r . (sum_main + ratio_r sum_other) + scores_r . main, what is
+// nullptr left out; rows a multiple of 4. x may be read for sums only where
+// sum_main is given.
+template <typename T>
+HWY_NOINLINE void read_sums(const T* HWY_RESTRICT x, int64_t stride,
+                            int64_t rows, const T* HWY_RESTRICT ratio,
+                            const T* HWY_RESTRICT sum_main,
+                            const T* HWY_RESTRICT sum_other,
+                            const T* HWY_RESTRICT scores,
+                            const T* HWY_RESTRICT main, T* HWY_RESTRICT out) {
+  const Tag<T> d;
+  constexpr int64_t kLane = kLanes<T>;
+  for (int64_t r = 0; r < rows; r += 4) {
+    Vec<T> acc[4], t[4];
+    unroll<4>([&](auto i) COSFORMER_LAMBDA {
+      acc[i] = hn::Zero(d);
+      t[i] = hn::Set(d, ratio[r + i]);
+    });
+    if (sum_main != nullptr) {
+      for (int64_t c = 0; c < stride; c += kLane) {
+        const Vec<T> a = hn::Load(d, sum_main + c);
+        const Vec<T> b =
+            sum_other != nullptr ? hn::Load(d, sum_other + c) : hn::Zero(d);
+        unroll<4>([&](auto i) COSFORMER_LAMBDA {
+          acc[i] = hn::MulAdd(hn::Load(d, x + (r + i) * stride + c),
+                              hn::MulAdd(t[i], b, a), acc[i]);
+        });
+      }
+    }
+    if (scores != nullptr) {
+      for (int64_t j = 0; j < r + 4; j += kLane) {
+        const Vec<T> m = hn::LoadU(d, main + j);
+        unroll<4>([&](auto i) COSFORMER_LAMBDA {
+          acc[i] = hn::MulAdd(hn::Load(d, scores + (r + i) * kScoresStride + j),
+                              m, acc[i]);
+        });
+      }
+    }
+    store_sums<T>(acc, out + r);
+  }
+}
+
+}  // namespace cosformer::simd::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // COSFORMER_SRC_KERNELS_SIMD_PANEL_INL_H_
