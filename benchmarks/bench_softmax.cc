@@ -1,5 +1,6 @@
-// Exact softmax attention as a share of the machine's peak: peak% = (4 d
-// operations a visible pair and head forward, 10 d backward) / time / the peak
+// Exact softmax attention as a share of the machine's peak: peak% = (2 (d + v)
+// operations a visible pair and head forward, 6 d + 4 v backward, of head_dim d
+// and value_dim v, that is 4 d and 10 d) / time / the peak
 // of multiply-adds of the same instruction set, measured before and after every
 // run, so that a busy neighbour or a falling clock rate lowers both. One
 // thread, its own processor time. peak% is the median over the runs, best%
@@ -28,6 +29,7 @@ struct Case {
   Isa isa;
   DType dtype = DType::kFloat32;
   int64_t dim = 64, length = 1024, heads = 16;
+  int64_t value_dim = 0;  // 0: dim
   int64_t window = 0, dilation = 1;
   double dropout = 0;
   Pass pass = Pass::kForward;
@@ -52,16 +54,17 @@ void attention(benchmark::State& state, const Case& c) {
     return;
   }
   const bool is_double = c.dtype == DType::kFloat64;
+  const int64_t value_dim = c.value_dim > 0 ? c.value_dim : c.dim;
   Tensor q(c.dtype, c.length, c.heads, c.dim, 1);
   Tensor k(c.dtype, c.length, c.heads, c.dim, 2);
-  Tensor v(c.dtype, c.length, c.heads, c.dim, 3);
-  Tensor out(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor v(c.dtype, c.length, c.heads, value_dim, 3);
+  Tensor out(c.dtype, c.length, c.heads, value_dim, 0);
   Tensor log_sum_exp(is_double ? DType::kFloat64 : DType::kFloat32, c.length,
                      c.heads, 1, 0);
-  Tensor d_out(c.dtype, c.length, c.heads, c.dim, 4);
+  Tensor d_out(c.dtype, c.length, c.heads, value_dim, 4);
   Tensor dq(c.dtype, c.length, c.heads, c.dim, 0);
   Tensor dk(c.dtype, c.length, c.heads, c.dim, 0);
-  Tensor dv(c.dtype, c.length, c.heads, c.dim, 0);
+  Tensor dv(c.dtype, c.length, c.heads, value_dim, 0);
   SoftmaxAttentionOptions options;
   options.is_causal = c.kind != "full";
   options.dropout_p = c.dropout;
@@ -89,9 +92,10 @@ void attention(benchmark::State& state, const Case& c) {
     state.SkipWithError(status.message().c_str());
     return;
   }
-  const double operations = (c.pass == Pass::kForward ? 4 : 10) *
-                            static_cast<double>(c.dim * c.heads) *
-                            visible_pairs(c);
+  const int64_t of_pair = c.pass == Pass::kForward ? 2 * (c.dim + value_dim)
+                                                   : 6 * c.dim + 4 * value_dim;
+  const double operations =
+      static_cast<double>(of_pair * c.heads) * visible_pairs(c);
   measure_share(state, c.isa, is_double, operations, /*at_least=*/5e8, "peak%",
                 run);
 }
@@ -104,6 +108,7 @@ void add(const Case& c) {
   const std::string name =
       str_cat(c.pass == Pass::kForward ? "forward/" : "backward/", kind, "/",
               isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
+              c.value_dim > 0 ? str_cat("/v:", c.value_dim) : "",
               "/L:", c.length, "/H:", c.heads);
   benchmark::RegisterBenchmark(
       name.c_str(), [c](benchmark::State& state) { attention(state, c); })
@@ -135,6 +140,20 @@ int main(int argc, char** argv) {
           add(c);
         }
       }
+      // No cliff between the sizes that are met most.
+      for (int64_t dim : {40, 63, 192, 256, 512})
+        add({.kind = "causal", .isa = isa, .dim = dim, .pass = pass});
+      for (int64_t value_dim : {32, 128}) {
+        add({.kind = "causal",
+             .isa = isa,
+             .value_dim = value_dim,
+             .pass = pass});
+      }
+      add({.kind = "window",
+           .isa = isa,
+           .length = 16384,
+           .window = 512,
+           .pass = pass});
       for (int64_t dilation : {1, 4}) {
         add({.kind = "window",
              .isa = isa,

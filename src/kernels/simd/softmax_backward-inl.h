@@ -202,8 +202,8 @@ class BackwardBlocks {
                              queries[at] < row_.q_len;
     const bool any_keys = next != nullptr && first < next->outer.count;
     if (!any_queries && !any_keys) return ahead_.start(0, 1);
-    // A few more tiles than that will follow.
-    ahead_.start(kCellRows, 96 * ((block.outer.count + kKeys - 1) / kKeys));
+    const int64_t cells = (block.outer.count + kKeys - 1) / kKeys;
+    ahead_.start(kCellRows, cells * tiles_of_cell<T>(call_));
     if (any_queries) {
       for (const ConstView4* view : {&call_.inputs.q, &call_.d_out})
         add_rows_ahead(*view, head, row_.q_offset, queries, at);

@@ -25,6 +25,8 @@
 #include <cstdint>
 
 #include "kernels/simd/softmax_exp-inl.h"
+#include "kernels/simd/softmax_plan.h"
+#include "kernels/simd/softmax_product-inl.h"
 #include "kernels/simd/state-inl.h"
 #include "kernels/simd/tile-inl.h"
 
@@ -57,14 +59,6 @@ HWY_INLINE void for_cell_tiles(int64_t begin, int64_t end, F&& tile) {
   }
   for (; begin < end; begin += 4) tile(std::integral_constant<int, 4>(), begin);
 }
-// Calls panel(vectors, first column) for the columns [begin, end), whole
-// vectors apart.
-template <typename T, class F>
-HWY_INLINE void for_cell_panels(int64_t begin, int64_t end, F&& panel) {
-  for_panels<T>(end - begin, [&](auto vectors, int64_t c)
-                                 HWY_ATTR { panel(vectors, begin + c); });
-}
-
 // Bits of the keys j, j + 1, ... of a row, as many as a vector has lanes.
 template <typename T>
 HWY_INLINE hn::Mask<Tag<T>> cell_mask(const uint64_t* bits, int64_t j) {
@@ -106,8 +100,15 @@ struct Cell {
   const uint64_t* kept = nullptr;
   T kept_scale = 1;
 
-  // Keys [first, last) that a tile of rows sees, whole vectors, by tile.
-  int64_t first[kCellRows / 4], last[kCellRows / 4];
+  // Keys [begin, end) that a tile of rows sees, by tile; and rows that see a
+  // tile of keys. Tiles and products take a few more, whose weights are 0.
+  struct Span {
+    int64_t begin, end;
+    Span outward(int64_t step) const {
+      return {begin / step * step, round_up(end, step)};
+    }
+  };
+  Span keys_of[kCellRows / 4], rows_of[kCellKeys<T> / 4];
 
   HWY_INLINE const uint64_t* visible_row(int64_t r) const {
     return visible + r * kCellWords;
@@ -117,29 +118,39 @@ struct Cell {
   }
 };
 
-// Which keys each tile of rows sees at all.
+// Which keys each tile of rows sees at all, and the other way round.
 template <typename T>
 HWY_INLINE void find_cell_spans(Cell<T>& cell) {
+  using Span = typename Cell<T>::Span;
   int64_t tile = 0;
   for_cell_tiles(0, cell.rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-    int64_t first = 0, last = cell.keys;
+    Span span{0, cell.keys};
     if (cell.visible != nullptr) {
-      first = kCellKeys<T>;
-      last = 0;
+      span = {kCellKeys<T>, 0};
       for (int64_t w = 0; w * 64 < cell.keys; ++w) {
         uint64_t any = 0;
         for (int64_t i = r; i < r + count; ++i) any |= cell.visible_row(i)[w];
         if (any == 0) continue;
-        first = std::min(first, w * 64 + __builtin_ctzll(any));
-        last = w * 64 + 64 - __builtin_clzll(any);
+        span.begin = std::min(span.begin, w * 64 + __builtin_ctzll(any));
+        span.end = w * 64 + 64 - __builtin_clzll(any);
       }
-      if (last == 0) first = 0;
-      first = first / kLanes<T> * kLanes<T>;
-      last = round_up(last, kLanes<T>);
+      if (span.end == 0) span.begin = 0;
     }
-    cell.first[tile] = first;
-    cell.last[tile] = last;
-    ++tile;
+    cell.keys_of[tile++] = span;
+  });
+  tile = 0;
+  for_cell_tiles(0, cell.keys, [&](auto count, int64_t j) COSFORMER_LAMBDA {
+    Span span{0, cell.rows};
+    if (cell.visible != nullptr) {
+      span = {cell.rows, 0};
+      int64_t t = 0;
+      for_cell_tiles(0, cell.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
+        const Span& keys = cell.keys_of[t++];
+        if (keys.begin >= j + count || keys.end <= j) return;
+        span = {std::min(span.begin, r), r + rows};
+      });
+    }
+    cell.rows_of[tile++] = span;
   });
 }
 
@@ -167,8 +178,9 @@ HWY_NOINLINE void cell_weights(const Cell<T>& cell, int64_t r, int64_t j) {
     unroll<kVectors>(
         [&](auto n) COSFORMER_LAMBDA { tile.acc[i * kVectors + n] = start; });
   });
-  tile.template multiply<Along::kRow>(cell.q + r * cell.q_stride, cell.q_stride,
-                                      cell.kt + j, kCellStride<T>, cell.dim);
+  multiply_add<T, Along::kRow, kRows, kVectors>(
+      cell.q + r * cell.q_stride, cell.q_stride, cell.kt + j, kCellStride<T>,
+      round_up(cell.dim, 4), tile.acc);
   unroll<kRows>([&](auto i) COSFORMER_LAMBDA {
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
       Vec<T> x = tile.acc[i * kVectors + n];
@@ -202,9 +214,9 @@ HWY_NOINLINE void cell_score_gradients(const Cell<T>& cell, int64_t r,
     unroll<kVectors>(
         [&](auto n) COSFORMER_LAMBDA { tile.acc[i * kVectors + n] = start; });
   });
-  tile.template multiply<Along::kRow>(cell.d_out + r * cell.v_stride,
-                                      cell.v_stride, cell.vt + j,
-                                      kCellStride<T>, cell.value_dim);
+  multiply_add<T, Along::kRow, kRows, kVectors>(
+      cell.d_out + r * cell.v_stride, cell.v_stride, cell.vt + j,
+      kCellStride<T>, round_up(cell.value_dim, 4), tile.acc);
   unroll<kRows>([&](auto i) COSFORMER_LAMBDA {
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
       const int64_t at = j + n * kLane;
@@ -231,27 +243,15 @@ HWY_NOINLINE void cell_score_gradients(const Cell<T>& cell, int64_t r,
   });
 }
 
-// y[r] += sum_k A(r, k) b[k]: a tile of rows of y, `columns` of them (whole
-// vectors).
-template <typename T, Along kAlong, int kRows>
-HWY_INLINE void add_cell_product(const T* a, const T* b, int64_t stride,
-                                 int64_t depth, int64_t columns, T* y) {
-  for_panels<T>(columns, [&](auto vectors, int64_t c) HWY_ATTR {
-    Tile<T, kRows, decltype(vectors)::value> tile;
-    tile.zero();
-    tile.template multiply<kAlong>(a, kCellStride<T>, b + c, stride, depth);
-    tile.add_to(y + c, stride);
-  });
-}
-template <typename T, int kRows>
-HWY_NOINLINE void add_to_queries(const T* a, const T* b, int64_t stride,
-                                 int64_t depth, T* y) {
-  add_cell_product<T, Along::kRow, kRows>(a, b, stride, depth, stride, y);
-}
-template <typename T, int kRows>
-HWY_NOINLINE void add_to_keys(const T* a, const T* b, int64_t stride,
-                              int64_t depth, T* y) {
-  add_cell_product<T, Along::kColumn, kRows>(a, b, stride, depth, stride, y);
+// y[r] += sum_k A(r, k) b[k]: a tile of rows and columns of y.
+template <typename T, Along kAlong, int kRows, int kVectors>
+HWY_NOINLINE void add_cell_product(const T* a, const T* b, int64_t stride,
+                                   int64_t depth, T* y) {
+  Tile<T, kRows, kVectors> tile;
+  tile.zero();
+  multiply_add<T, kAlong, kRows, kVectors>(a, kCellStride<T>, b, stride, depth,
+                                           tile.acc);
+  tile.add_to(y, stride);
 }
 
 // The same over what is visible alone: y[row] += sum over the other side, in
@@ -284,39 +284,53 @@ HWY_INLINE void zero_cell_row(T* row, int64_t begin, int64_t end) {
     hn::Store(hn::Zero(Tag<T>()), Tag<T>(), row + j);
 }
 
+// Calls tile(rows, first row, vectors, first key) for tiles that cover what
+// each tile of rows sees: a panel of keys, which stays in the first cache, with
+// all rows, then the next.
+template <typename T>
+inline constexpr int64_t kScoreStep = kLanes<T> < 4 ? 4 : kLanes<T>;
+template <typename T, class F>
+HWY_INLINE void for_score_tiles(const Cell<T>& cell, F&& f) {
+  for (int64_t j = 0; j < cell.keys; j += kPanel<T>) {
+    int64_t tile = 0;
+    for_cell_tiles(0, cell.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
+      const auto span = cell.keys_of[tile++].outward(kScoreStep<T>);
+      const int64_t from = std::max(span.begin, j);
+      const int64_t to = std::min(span.end, j + kPanel<T>);
+      if (from >= to) return;
+      for_vectors<T>((to - from) / kLanes<T>,
+                     [&](auto vectors) HWY_ATTR { f(rows, r, vectors, from); });
+    });
+  }
+}
+
 // P and dS.
 template <typename T, bool kPlain>
 HWY_NOINLINE void cell_scores(Cell<T>& cell, Ahead& ahead) {
-  int64_t tile = 0;
-  for_cell_tiles(0, cell.rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-    constexpr int kRows = decltype(count)::value;
-    const int64_t first = cell.first[tile], last = cell.last[tile];
-    ++tile;
-    if (!kPlain) {
-      for (int64_t i = r; i < r + kRows; ++i) {
+  if (!kPlain) {
+    int64_t tile = 0;
+    for_cell_tiles(0, cell.rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
+      const auto span = cell.keys_of[tile++].outward(kScoreStep<T>);
+      for (int64_t i = r; i < r + count; ++i) {
         for (T* to : {cell.p, cell.ds}) {
-          zero_cell_row<T>(to + i * kCellStride<T>, 0, first);
-          zero_cell_row<T>(to + i * kCellStride<T>, last, cell.keys);
+          zero_cell_row<T>(to + i * kCellStride<T>, 0, span.begin);
+          zero_cell_row<T>(to + i * kCellStride<T>, span.end, cell.keys);
         }
       }
-    }
-    for_cell_panels<T>(first, last, [&](auto vectors, int64_t j) HWY_ATTR {
-      cell_weights<T, kRows, decltype(vectors)::value, kPlain>(cell, r, j);
-      ahead.tile();
     });
+  }
+  for_score_tiles(cell, [&](auto rows, int64_t r, auto vectors,
+                            int64_t j) HWY_ATTR {
+    cell_weights<T, decltype(rows)::value, decltype(vectors)::value, kPlain>(
+        cell, r, j);
+    ahead.tile();
   });
-  tile = 0;
-  for_cell_tiles(0, cell.rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-    constexpr int kRows = decltype(count)::value;
-    for_cell_panels<T>(
-        cell.first[tile], cell.last[tile],
-        [&](auto vectors, int64_t j) HWY_ATTR {
-          cell_score_gradients<T, kRows, decltype(vectors)::value, kPlain>(
-              cell, r, j);
-          ahead.tile();
-        });
-    ++tile;
-  });
+  for_score_tiles(
+      cell, [&](auto rows, int64_t r, auto vectors, int64_t j) HWY_ATTR {
+        cell_score_gradients<T, decltype(rows)::value, decltype(vectors)::value,
+                             kPlain>(cell, r, j);
+        ahead.tile();
+      });
 }
 
 // P and dS of the cell, and which keys each tile of rows sees.
@@ -330,6 +344,40 @@ HWY_NOINLINE void start_cell(Cell<T>& cell, Ahead& ahead) {
   } else {
     cell_scores<T, false>(cell, ahead);
   }
+}
+
+// y[r] += sum_k A(r, k) b[k] over the spans of y's rows, a panel of columns at
+// a time, whose b then stays in the first cache.
+template <typename T, Along kAlong>
+HWY_INLINE void add_cell_products(const T* a, const T* b, int64_t rows,
+                                  const typename Cell<T>::Span* spans,
+                                  int64_t stride, T* y, Ahead& ahead) {
+  constexpr int64_t kRowStride = kAlong == Along::kRow ? kCellStride<T> : 1;
+  constexpr int64_t kDepthStride = kAlong == Along::kRow ? 1 : kCellStride<T>;
+  for_panels<T>(stride, [&](auto vectors, int64_t c) HWY_ATTR {
+    int64_t tile = 0;
+    for_cell_tiles(0, rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
+      const auto span = spans[tile++].outward(4);
+      if (span.begin >= span.end) return;
+      add_cell_product<T, kAlong, decltype(count)::value,
+                       decltype(vectors)::value>(
+          a + r * kRowStride + span.begin * kDepthStride,
+          b + span.begin * stride + c, stride, span.end - span.begin,
+          y + r * stride + c);
+      ahead.tile();
+    });
+  });
+}
+
+// Tiles of a whole cell: how often it calls Ahead::tile().
+template <typename T>
+int64_t tiles_of_cell(const SoftmaxCall& call) {
+  const auto tiles = [](int64_t rows, int64_t columns) {
+    return (rows + kCellTileRows - 1) / kCellTileRows *
+           ((columns + kPanel<T> - 1) / kPanel<T>);
+  };
+  return 2 * tiles(kCellRows, kCellKeys<T>) + tiles(kCellRows, call.dim) +
+         tiles(kCellKeys<T>, call.dim) + tiles(kCellKeys<T>, call.value_dim);
 }
 
 // What it adds to dq, dk and dv, where these are not nullptr.
@@ -350,45 +398,19 @@ HWY_NOINLINE void finish_cell(Cell<T>& cell, Ahead& ahead) {
     }
     return;
   }
-  int64_t tiles = 0;
-  if (cell.dq != nullptr)
-    for_cell_tiles(0, cell.rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-      const int64_t first = cell.first[tiles], last = cell.last[tiles];
-      ++tiles;
-      if (first >= last) return;
-      add_to_queries<T, decltype(count)::value>(
-          cell.ds + r * kCellStride<T> + first, cell.k + first * cell.q_stride,
-          cell.q_stride, last - first, cell.dq + r * cell.q_stride);
-      ahead.tile();
-    });
-  for (const bool of_values : {true, false}) {
-    const T* a = of_values ? cell.p : cell.ds;
-    const T* b = of_values ? cell.d_out : cell.q;
-    const int64_t stride = of_values ? cell.v_stride : cell.q_stride;
-    T* y = of_values ? cell.dv : cell.dk;
-    if (y == nullptr) continue;
-    for_cell_tiles(0, cell.keys, [&](auto count, int64_t j) COSFORMER_LAMBDA {
-      int64_t begin = 0, end = cell.rows;
-      if (cell.visible != nullptr) {
-        // The rows of the tiles that see one of these keys.
-        begin = cell.rows;
-        end = 0;
-        int64_t tile = 0;
-        for_cell_tiles(
-            0, cell.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
-              if (cell.first[tile] < j + count && cell.last[tile] > j) {
-                begin = std::min(begin, r);
-                end = r + rows;
-              }
-              ++tile;
-            });
-        if (begin >= end) return;
-      }
-      add_to_keys<T, decltype(count)::value>(a + begin * kCellStride<T> + j,
-                                             b + begin * stride, stride,
-                                             end - begin, y + j * stride);
-      ahead.tile();
-    });
+  if (cell.dq != nullptr) {
+    add_cell_products<T, Along::kRow>(cell.ds, cell.k, cell.rows, cell.keys_of,
+                                      cell.q_stride, cell.dq, ahead);
+  }
+  if (cell.dv != nullptr) {
+    add_cell_products<T, Along::kColumn>(cell.p, cell.d_out, cell.keys,
+                                         cell.rows_of, cell.v_stride, cell.dv,
+                                         ahead);
+  }
+  if (cell.dk != nullptr) {
+    add_cell_products<T, Along::kColumn>(cell.ds, cell.q, cell.keys,
+                                         cell.rows_of, cell.q_stride, cell.dk,
+                                         ahead);
   }
 }
 

@@ -32,27 +32,31 @@ inline constexpr int64_t kTurn = 96;
 static_assert(kTurn % kSoftmaxRows == 0 && kBlockQueries % kSoftmaxRows == 0);
 
 // Rows that will be read soon, in pieces of what a step of a score tile asks
-// for.
+// for, a few pieces a tile: in a burst they would hold up the tiles' own loads.
 class RowsAhead {
  public:
   static constexpr int64_t kPiece = 256;
 
-  void clear() { parts_ = part_ = 0; }
+  // idle: memory in the cache, asked for where there is nothing else.
+  explicit RowsAhead(const void* idle) : idle_(static_cast<const char*>(idle)) {
+    std::fill_n(pieces_.at, kPrefetches, idle_);
+  }
+  void clear() { parts_ = part_ = 0, offset_ = 0, count_ = 0; }
   void add(const HeadRows& rows, const IndexList& list, int64_t from,
            int64_t to, int64_t bytes) {
-    if (from < to) part_list_[parts_++] = {rows, &list, from, to, bytes};
+    if (from >= to) return;
+    part_list_[parts_++] = {rows, &list, from, to, bytes};
+    count_ += (to - from) * ((bytes + kPiece - 1) / kPiece);
   }
-  // The next pieces, as many as a tile of this depth asks for; `idle` where
-  // there are no more.
-  const Prefetches* next(const char* idle, int64_t depth) {
-    if (part_ == parts_) {
-      if (filled_) std::fill_n(pieces_.at, kPrefetches, idle);
-      filled_ = false;
-      return &pieces_;
-    }
-    const int64_t steps = std::min<int64_t>(kPrefetches, depth / 4);
-    for (int64_t i = 0; i < steps; ++i) pieces_.at[i] = piece(idle);
-    filled_ = true;
+  // So that they are asked for within so many tiles.
+  void spread(int64_t tiles) { per_tile_ = (count_ + tiles - 1) / tiles; }
+  // The next pieces of a tile of this depth.
+  const Prefetches* next(int64_t depth) {
+    const int64_t asked = std::min({per_tile_, kPrefetches, depth / 4});
+    for (int64_t i = 0; i < asked; ++i) pieces_.at[i] = piece();
+    for (int64_t i = asked; i < filled_; ++i) pieces_.at[i] = idle_;
+    filled_ = asked;
+    if (part_ == parts_) per_tile_ = 0;
     return &pieces_;
   }
 
@@ -62,8 +66,8 @@ class RowsAhead {
     const IndexList* list;
     int64_t at, end, bytes;
   };
-  const char* piece(const char* idle) {
-    if (part_ == parts_) return idle;
+  const char* piece() {
+    if (part_ == parts_) return idle_;
     Part& part = part_list_[part_];
     const char* at = part.rows.at((*part.list)[part.at]) + offset_;
     offset_ += kPiece;
@@ -74,10 +78,10 @@ class RowsAhead {
     return at;
   }
 
+  const char* idle_;
   Part part_list_[3];
   int parts_ = 0, part_ = 0;
-  int64_t offset_ = 0;
-  bool filled_ = true;
+  int64_t offset_ = 0, count_ = 0, per_tile_ = 0, filled_ = 0;
   Prefetches pieces_;
 };
 
@@ -121,7 +125,8 @@ class ForwardRun {
         call_(plan.call()),
         bias_(static_cast<const T*>(bias)),
         carver_(memory),
-        s_(call_, longest(plan), carver_) {}
+        s_(call_, longest(plan), carver_),
+        ahead_(s_.q) {}
 
   void run(int64_t begin, int64_t end, int64_t next) {
     if (begin >= end) return;
@@ -154,9 +159,11 @@ class ForwardRun {
   static constexpr int64_t kGroups = kTurn / kRows;
 
   // A group of kRows rows of a turn in a tile: its columns [from, to),
-  // multiples of kStep; those that some row does not see are masked.
+  // multiples of kStep; those that some row does not see are masked. Values are
+  // taken of [first, last), multiples of 4.
   struct Group {
     int64_t from = 0, to = 0;
+    int64_t first = 0, last = 0;
     TileBits all;  // what every row sees
   };
 
@@ -230,6 +237,10 @@ class ForwardRun {
       ahead_.add(keys_of(call_.inputs.v, item), next, 0, to,
                  call_.value_dim * size);
     }
+    // Half of the block's tiles: under causality others see nothing.
+    const int64_t groups = (rows_ + kRows - 1) / kRows;
+    const int64_t tiles = groups * kForwardKeys / kPanel<T>;
+    ahead_.spread((tiles + 1) / 2);
   }
 
   void attend_tile(const IndexList& list, int64_t first, int64_t count) {
@@ -259,8 +270,9 @@ class ForwardRun {
     const int64_t groups = (end - begin + kRows - 1) / kRows;
     const TileBits everything = bit_range(0, count);
     if (seen == TileClass::kFull) {
-      std::fill_n(groups_, groups,
-                  Group{0, round_up(count, kStep), everything});
+      std::fill_n(
+          groups_, groups,
+          Group{0, round_up(count, kStep), 0, round_up(count, 4), everything});
       std::fill_n(s_.bits, groups * kRows, everything);
       return true;
     }
@@ -287,6 +299,8 @@ class ForwardRun {
                                : 64 - std::countl_zero(some.word[0]);
       groups_[g].from = low / kStep * kStep;
       groups_[g].to = round_up(high, kStep);
+      groups_[g].first = low / 4 * 4;
+      groups_[g].last = round_up(high, 4);
     }
     return any;
   }
@@ -314,8 +328,7 @@ class ForwardRun {
       tile.weights = weights + from;
       tile.column = from;
       tile.before = from - group.from;
-      tile.prefetch =
-          ahead_.next(reinterpret_cast<const char*>(tile.q), tile.depth);
+      tile.prefetch = ahead_.next(tile.depth);
       if (bias_ != nullptr)
         bias_rows(list, first + from, std::min(to, list.count - first) - from,
                   t, bias);
@@ -389,9 +402,9 @@ class ForwardRun {
           }
           continue;
         }
-        weights += group.from;
-        const T* from = values + group.from * kWidth;
-        const int64_t keys = group.to - group.from;
+        weights += group.first;
+        const T* from = values + group.first * kWidth;
+        const int64_t keys = group.last - group.first;
         if (add) {
           value_tile<T, kVectors, true>(weights, from, keys, out, s_.v_length);
         } else {

@@ -31,6 +31,7 @@
 #include "kernels/simd/softmax_exp-inl.h"
 #include "kernels/simd/softmax_pack-inl.h"
 #include "kernels/simd/softmax_plan.h"
+#include "kernels/simd/softmax_product-inl.h"
 #include "kernels/simd/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -46,7 +47,7 @@ inline constexpr int kSoftmaxRows = 4;
 
 // Memory that is asked for while a tile is multiplied: one address a step of
 // four features.
-inline constexpr int kPrefetches = 16;
+inline constexpr int64_t kPrefetches = 16;
 struct Prefetches {
   const char* at[kPrefetches];
 };
@@ -57,22 +58,6 @@ HWY_INLINE hn::Mask<Tag<T>> lanes_of(uint64_t bits) {
   uint8_t bytes[8];
   std::memcpy(bytes, &bits, 8);
   return hn::LoadMaskBits(Tag<T>(), bytes);
-}
-
-// Keeps the accumulators in registers: gcc spills one of the twelve without it.
-template <typename T, int kCount>
-HWY_INLINE void pin(Vec<T>* acc) {
-#if HWY_TARGET == HWY_AVX2 && !defined(__clang__)
-  if constexpr (kCount == 12) {
-    asm volatile(""
-                 : "+x"(acc[0].raw), "+x"(acc[1].raw), "+x"(acc[2].raw),
-                   "+x"(acc[3].raw), "+x"(acc[4].raw), "+x"(acc[5].raw),
-                   "+x"(acc[6].raw), "+x"(acc[7].raw), "+x"(acc[8].raw),
-                   "+x"(acc[9].raw), "+x"(acc[10].raw), "+x"(acc[11].raw));
-  }
-#else
-  (void)acc;
-#endif
 }
 
 // Whether a row has a reference.
@@ -107,10 +92,12 @@ struct ScoreTile {
 
 // q_r.k_j + bias - reference_r.
 template <typename T, int kVectors>
-HWY_INLINE void scores(const ScoreTile<T>& tile, Vec<T>* acc) {
+HWY_INLINE void scores(const ScoreTile<T>& tile, Vec<T>* result) {
   constexpr int kRows = kSoftmaxRows;
   constexpr int64_t kLane = kLanes<T>;
   const Tag<T> d;
+  // A local: gcc would store what it has a pointer to at every step.
+  Vec<T> acc[kRows * kVectors];
   if (tile.bias == nullptr) {
     unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
       const Vec<T> start = hn::Set(d, -tile.reference[r]);
@@ -155,22 +142,22 @@ HWY_INLINE void scores(const ScoreTile<T>& tile, Vec<T>* acc) {
         unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
           const Vec<T> qv = hn::Set(d, q[r * kStrip + f]);
           if constexpr (kTwice && f % 2 == 1) {
-            second[r] = hn::MulAdd(qv, kv[0], second[r]);
+            add_product<T>(qv, kv[0], second[r]);
           } else {
             unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-              acc[r * kVectors + n] =
-                  hn::MulAdd(qv, kv[n], acc[r * kVectors + n]);
+              add_product<T>(qv, kv[n], acc[r * kVectors + n]);
             });
           }
         });
       });
-      pin<T, kRows * kVectors>(acc);
     }
   }
   if constexpr (kTwice) {
     unroll<kRows>(
         [&](auto r) COSFORMER_LAMBDA { acc[r] = hn::Add(acc[r], second[r]); });
   }
+  unroll<kRows * kVectors>([&](auto i)
+                               COSFORMER_LAMBDA { result[i] = acc[i]; });
 }
 
 inline constexpr double kLargeSum = 1073741824.0;  // 2^30
@@ -330,20 +317,8 @@ HWY_NOINLINE void value_tile(const T* HWY_RESTRICT weights,
   Vec<T> acc[kRows * kVectors];
   unroll<kRows * kVectors>([&](auto i)
                                COSFORMER_LAMBDA { acc[i] = hn::Zero(d); });
-  for (int64_t j = 0; j < keys; j += 4, weights += 4, values += 4 * kWidth) {
-    unroll<4>([&](auto jj) COSFORMER_LAMBDA {
-      Vec<T> v[kVectors];
-      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-        v[n] = hn::Load(d, values + jj * kWidth + n * kLane);
-      });
-      unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-        const Vec<T> w = hn::Set(d, weights[r * kForwardKeys + jj]);
-        unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-          acc[r * kVectors + n] = hn::MulAdd(w, v[n], acc[r * kVectors + n]);
-        });
-      });
-    });
-  }
+  multiply_add<T, Along::kRow, kRows, kVectors>(weights, kForwardKeys, values,
+                                                kWidth, keys, acc);
   unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
       T* at = out + r * out_stride + n * kLane;
