@@ -102,8 +102,80 @@ class LongformerAttention(CachedAttention):
         mask = self._global_mask(heads.k, call)
         if mask is None:
             return softmax_attention(*heads, **options)
+        if self._may_contract(heads, call, options):
+            rows = mask if call.query_mask is None else mask & call.query_mask
+            count = max(int(rows.sum(1).max()), 1)
+            # Then its two products are smaller than the projections of all keys and values.
+            if count * 2 <= self.head_dim:
+                return self._contracted(inputs, heads, rows, count, mask, options)
         own = self._rotate_heads(self._project_global(inputs), call)
         return longformer_attention(*heads, *own, global_mask=mask, **options)
+
+    def _may_contract(self, heads: Heads, call: Call, options: dict[str, Any]) -> bool:
+        """Whether a key's place does not matter to a global token, and values can be looked at."""
+        return (
+            not self.is_causal
+            and self.rotary_base is None
+            and call.relative_bias is None
+            and call.cu_seqlens_q is None
+            and call.q_start is None
+            and call.kv_start is None
+            and "dropout_p" not in options
+            and heads.q.shape[1] == heads.k.shape[1] > 0
+            and heads.q.device.type == "cpu"
+            and not torch.compiler.is_compiling()
+        )
+
+    def _contracted(
+        self,
+        inputs: Inputs,
+        heads: Heads,
+        rows: Tensor,
+        count: int,
+        mask: Tensor,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """The same where global tokens are few, without projecting all keys and values for them.
+
+        With W and U the global projections of keys and values, and x and y what they are applied
+        to: q . (W x_j) = (W^T q) . x_j and sum_j w_j U y_j = U sum_j w_j y_j, so that a global
+        token attends to x and y themselves. A bias of the keys adds the same to all scores of a
+        row, and cancels; that of the values is added once, as weights sum to 1.
+        """
+        index = rows.byte().argsort(dim=1, descending=True, stable=True)[:, :count]
+        real = rows.gather(1, index)  # where a sequence has fewer
+        tokens = inputs.query.gather(1, index[..., None].expand(-1, -1, inputs.query.shape[2]))
+        kv, group = self.num_kv_heads, self.num_heads // self.num_kv_heads
+        q = self.q_global_proj(tokens).unflatten(-1, (kv, group, self.head_dim))
+        key_weight = self.k_global_proj.weight.unflatten(0, (kv, self.head_dim))
+        value_weight = self.v_global_proj.weight.unflatten(0, (kv, self.value_dim))
+        # One head of (tokens x heads) rows: all heads see the same keys.
+        summed = softmax_attention(
+            torch.einsum("bgkrd,kde->bgkre", q, key_weight).flatten(1, 3).unsqueeze(2),
+            inputs.key.unsqueeze(2),
+            inputs.value.unsqueeze(2),
+            scale=self.head_dim**-0.5 if self.scale is None else self.scale,
+            key_mask=options["key_mask"],
+            query_mask=real.repeat_interleave(self.num_heads, 1),
+        )
+        out = torch.einsum(
+            "bgkre,kde->bgkrd", summed.squeeze(2).unflatten(1, (count, kv, group)), value_weight
+        ).flatten(2, 3)
+        if self.v_global_proj.bias is not None:
+            bias = self.v_global_proj.bias.unflatten(0, (kv, 1, self.value_dim))
+            sees = real
+            if options["key_mask"] is not None:
+                sees = real & options["key_mask"].any(1, keepdim=True)
+            bias = bias.expand(-1, group, -1).flatten(0, 1)
+            out = torch.where(sees[..., None, None], out + bias, out)
+            # So that it has its gradient, which is 0.
+            out = out + 0 * self.k_global_proj.bias.sum()
+        others = {**options, "query_mask": ~mask}
+        if options["query_mask"] is not None:
+            others["query_mask"] = ~mask & options["query_mask"]
+        local = softmax_attention(*heads, global_mask=mask, **others)
+        # Rows of global tokens are 0 so far.
+        return local.scatter_add(1, index[..., None, None].expand_as(out), out.to(local.dtype))
 
     def _over_cache(
         self, inputs: Inputs, q: Tensor, before: KvCache | None, grown: KvCache, options: dict

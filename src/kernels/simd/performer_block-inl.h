@@ -37,18 +37,13 @@
 
 #include "kernels/simd/pack-inl.h"
 #include "kernels/simd/performer_block.h"
+#include "kernels/simd/performer_products-inl.h"
 #include "kernels/simd/softmax_exp-inl.h"
 #include "kernels/simd/state-inl.h"
 #include "kernels/simd/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
-
-// Vectors of a tile of scores: 16 columns, so that little of what the triangle
-// leaves out is formed.
-template <typename T>
-inline constexpr int kScoreVectors =
-    static_cast<int>(std::min<int64_t>(16 / kLanes<T>, kMaxVectors));
 
 // e^x for x up to 80, of any size below; NaN stays.
 template <typename T>
@@ -61,40 +56,6 @@ HWY_INLINE Vec<T> exp_lanes(Vec<T> x) {
   return exp2_lanes<T>(hn::Mul(x, hn::Set(d, std::numbers::log2e_v<T>)));
 }
 
-// Keeps accumulators in registers: gcc spills one of the twelve without it.
-template <class AnyTile>
-HWY_INLINE void pin(AnyTile& tile) {
-#if HWY_TARGET == HWY_AVX2 && !defined(__clang__)
-  if constexpr (sizeof(tile.acc) == 12 * 32) {
-    auto& acc = tile.acc;
-    asm volatile(""
-                 : "+x"(acc[0].raw), "+x"(acc[1].raw), "+x"(acc[2].raw),
-                   "+x"(acc[3].raw), "+x"(acc[4].raw), "+x"(acc[5].raw),
-                   "+x"(acc[6].raw), "+x"(acc[7].raw), "+x"(acc[8].raw),
-                   "+x"(acc[9].raw), "+x"(acc[10].raw), "+x"(acc[11].raw));
-  }
-#else
-  (void)tile;
-#endif
-}
-template <Along kAlong, class AnyTile, typename T>
-HWY_INLINE void multiply_pinned(AnyTile& tile, const T* HWY_RESTRICT a,
-                                int64_t a_stride, const T* HWY_RESTRICT b,
-                                int64_t b_stride, int64_t depth) {
-  constexpr bool kIsRow = kAlong == Along::kRow;
-  int64_t k = 0;
-  for (; k + 4 <= depth; k += 4) {
-    unroll<4>([&](auto i) COSFORMER_LAMBDA {
-      tile.template multiply<kAlong>(a + (kIsRow ? i : i * a_stride), a_stride,
-                                     b + i * b_stride, b_stride, 1);
-      pin(tile);
-    });
-    a += kIsRow ? 4 : 4 * a_stride;
-    b += 4 * b_stride;
-  }
-  tile.template multiply<kAlong>(a, a_stride, b, b_stride, depth - k);
-}
-
 template <typename T>
 struct PerformerBlock {
   using Features = PerformerFeatures<T>;
@@ -102,6 +63,7 @@ struct PerformerBlock {
   using Piece = PerformerPiece<T>;
   using Sums = PerformerSums<T>;
   using Work = PerformerWork<T>;
+  using Products = PerformerProducts<T>;
   static constexpr int64_t kColumns = kPerformerBlock;
   static constexpr int64_t kPiece = kPerformerPiece;
   static constexpr int64_t kLane = kLanes<T>;
@@ -277,18 +239,21 @@ struct PerformerBlock {
         form<false>(*p.keys, f0, depth, p.begin, p.n, state.maxima, nullptr,
                     nullptr, live, work.keys);
       }
-      if (asks && has_keys) add_scores(work, rows, depth);
+      if (asks && has_keys) Products::add_scores(work, rows, depth);
       if (asks && p.read) {
-        read_strip(work.queries, rows, depth, kv, f0, out, v_stride);
-        add_denominators(work.queries, depth, state.sum + f0, denominator);
+        Products::read_strip(work.queries, rows, depth, kv, f0, out, v_stride);
+        Products::add_denominators(work.queries, depth, state.sum + f0,
+                                   denominator);
       }
       if (has_keys && p.update)
-        update_strip(work.keys, p.n, depth, v, v_stride, kv, f0, state.sum);
+        Products::update_strip(work.keys, p.n, depth, v, v_stride, kv, f0,
+                               state.sum);
     }
     if (!asks) return;
     if (has_keys) {
-      add_triangle(work.scores, p.n, rows, denominator);
-      add_own_values(work.scores, v, v_stride, p.n, rows, p.finite, out);
+      Products::add_triangle(work.scores, p.n, rows, denominator);
+      Products::add_own_values(work.scores, v, v_stride, p.n, rows, p.finite,
+                               out);
     }
     std::copy_n(denominator, p.n, p.denominator + p.begin);
   }
@@ -563,143 +528,6 @@ struct PerformerBlock {
     if constexpr (!kQueries)
       std::fill_n(out + rows * kPiece, (round_up(rows, 4) - rows) * kPiece,
                   T{0});
-  }
-
-  // scores[i][j] += sum_f Q_fi K_fj where a tile meets j <= i.
-  static HWY_NOINLINE void add_scores(const Work& work, int64_t rows,
-                                      int64_t depth) {
-    constexpr int kVectors = kScoreVectors<T>;
-    constexpr int64_t kWidth = kVectors * kLane;
-    for (int64_t c0 = 0; c0 < rows; c0 += kWidth) {
-      const int64_t first = c0 / 4 * 4;
-      for_row_tiles<kVectors>(
-          rows - first, [&](auto count, int64_t below) COSFORMER_LAMBDA {
-            T* at = work.scores + (first + below) * kPiece + c0;
-            Tile<T, decltype(count)::value, kVectors> tile;
-            tile.load(at, kPiece);
-            tile.template multiply<Along::kColumn>(work.queries + first + below,
-                                                   kPiece, work.keys + c0,
-                                                   kPiece, depth);
-            tile.store(at, kPiece);
-          });
-    }
-  }
-
-  static HWY_NOINLINE void read_strip(const T* HWY_RESTRICT queries,
-                                      int64_t rows, int64_t depth,
-                                      const Panels<T>& kv, int64_t f0,
-                                      T* HWY_RESTRICT out, int64_t stride) {
-    for_panels<T>(kv.columns, [&](auto vectors, int64_t c0) HWY_ATTR {
-      constexpr int kVectors = decltype(vectors)::value;
-      constexpr int64_t kWidth = kVectors * kLane;
-      for_row_tiles<kVectors>(
-          rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-            Tile<T, decltype(count)::value, kVectors> tile;
-            tile.load(out + r * stride + c0, stride);
-            tile.template multiply<Along::kColumn>(
-                queries + r, kPiece, kv.panel(c0) + f0 * kWidth, kWidth, depth);
-            tile.store(out + r * stride + c0, stride);
-          });
-    });
-  }
-
-  static void add_denominators(const T* HWY_RESTRICT queries, int64_t depth,
-                               const T* HWY_RESTRICT sum,
-                               T* HWY_RESTRICT denominator) {
-    const Tag<T> d;
-    for (int64_t j = 0; j < kPiece; j += kLane) {
-      Vec<T> even = hn::Load(d, denominator + j), odd = hn::Zero(d);
-      int64_t i = 0;
-      for (; i + 2 <= depth; i += 2) {
-        even = hn::MulAdd(hn::Load(d, queries + i * kPiece + j),
-                          hn::Set(d, sum[i]), even);
-        odd = hn::MulAdd(hn::Load(d, queries + (i + 1) * kPiece + j),
-                         hn::Set(d, sum[i + 1]), odd);
-      }
-      if (i < depth) {
-        even = hn::MulAdd(hn::Load(d, queries + i * kPiece + j),
-                          hn::Set(d, sum[i]), even);
-      }
-      hn::Store(hn::Add(even, odd), d, denominator + j);
-    }
-  }
-
-  static HWY_NOINLINE void update_strip(const T* HWY_RESTRICT keys, int64_t n,
-                                        int64_t depth, const T* HWY_RESTRICT v,
-                                        int64_t v_stride, const Panels<T>& kv,
-                                        int64_t f0, T* HWY_RESTRICT sum) {
-    for_panels<T>(kv.columns, [&](auto vectors, int64_t c0) HWY_ATTR {
-      constexpr int kVectors = decltype(vectors)::value;
-      constexpr int64_t kWidth = kVectors * kLane;
-      for_row_tiles<kVectors>(
-          round_up(depth, 4), [&](auto count, int64_t r) COSFORMER_LAMBDA {
-            Tile<T, decltype(count)::value, kVectors> tile;
-            tile.zero();
-            tile.template multiply<Along::kRow>(keys + r * kPiece, kPiece,
-                                                v + c0, v_stride, n);
-            tile.add_to(kv.panel(c0) + (f0 + r) * kWidth, kWidth);
-          });
-    });
-    const Tag<T> d;
-    for (int64_t i = 0; i < depth; ++i) {
-      Vec<T> lanes = hn::Zero(d);
-      for (int64_t j = 0; j < n; j += kLane)
-        lanes = hn::Add(lanes, hn::Load(d, keys + i * kPiece + j));
-      sum[f0 + i] += hn::GetLane(hn::SumOfLanes(d, lanes));
-    }
-  }
-
-  // Zeros above the triangle; the sums of what is left.
-  static void add_triangle(T* HWY_RESTRICT scores, int64_t n, int64_t rows,
-                           T* HWY_RESTRICT denominator) {
-    const Tag<T> d;
-    for (int64_t i = 0; i < rows; ++i) {
-      Vec<T> sum = hn::Zero(d);
-      for (int64_t j = 0; j < kPiece; j += kLane) {
-        const int64_t inside =
-            i < n ? std::clamp<int64_t>(i + 1 - j, 0, kLane) : 0;
-        T* at = scores + i * kPiece + j;
-        const Vec<T> x = hn::IfThenElseZero(
-            hn::FirstN(d, static_cast<size_t>(inside)), hn::Load(d, at));
-        hn::Store(x, d, at);
-        sum = hn::Add(sum, x);
-      }
-      if (i < n) denominator[i] += hn::GetLane(hn::SumOfLanes(d, sum));
-    }
-  }
-
-  // out[i] += sum_{j <= i} scores[i][j] v[j]; row by row where v is not finite.
-  static HWY_NOINLINE void add_own_values(const T* HWY_RESTRICT scores,
-                                          const T* HWY_RESTRICT v,
-                                          int64_t stride, int64_t n,
-                                          int64_t rows, bool finite,
-                                          T* HWY_RESTRICT out) {
-    if (!finite) {
-      const Tag<T> d;
-      for (int64_t i = 0; i < n; ++i) {
-        for (int64_t c = 0; c < stride; c += kLane) {
-          Vec<T> sum = hn::Load(d, out + i * stride + c);
-          for (int64_t j = 0; j <= i; ++j) {
-            sum = hn::MulAdd(hn::Set(d, scores[i * kPiece + j]),
-                             hn::Load(d, v + j * stride + c), sum);
-          }
-          hn::Store(sum, d, out + i * stride + c);
-        }
-      }
-      return;
-    }
-    for_panels<T>(stride, [&](auto vectors, int64_t c0) HWY_ATTR {
-      constexpr int kVectors = decltype(vectors)::value;
-      for_row_tiles<kVectors>(
-          rows, [&](auto count, int64_t r) COSFORMER_LAMBDA {
-            constexpr int kRows = decltype(count)::value;
-            Tile<T, kRows, kVectors> tile;
-            tile.load(out + r * stride + c0, stride);
-            tile.template multiply<Along::kRow>(scores + r * kPiece, kPiece,
-                                                v + c0, stride, r + kRows);
-            tile.store(out + r * stride + c0, stride);
-          });
-    });
   }
 };
 

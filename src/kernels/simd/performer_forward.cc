@@ -1,9 +1,10 @@
 // Performer's forward walk (performer_call.h) over blocks of positions
 // (performer_block.h).
 //
-// A task is a unit. Where units are few their features are cut into parts, by
-// shape alone, each a Performer of its own but for the row's shift and sum: the
-// parts' answers to some blocks are formed in parallel, and then put together.
+// A task is a unit, or some that are walked together. Where units are few their
+// features are cut into parts, by shape alone, each a Performer of its own but
+// for the row's shift and sum: the parts' answers to some blocks are formed in
+// parallel, and then put together.
 #include <algorithm>
 
 #include "kernels/simd/performer_block.h"
@@ -131,14 +132,17 @@ class UnitForward : public PerformerPlace<T> {
         static_cast<T*>(to.log_scale) + at_);
   }
 
-  void attend(const Blocks& blocks, int64_t i, ForwardScratch<T>& s,
-              const Answers<T>& answers) {
-    const Blocks::Block block = blocks[i];
+  // The block that is taken after the one at hand, if any.
+  struct Next {
+    const UnitForward* unit = nullptr;
+    Blocks::Block block{};
+  };
+
+  void attend(const Blocks::Block& block, const Next& next,
+              ForwardScratch<T>& s, const Answers<T>& answers) {
     this->stand_at(block.begin, block.end);
     const bool has_keys = block.keys && key_bits_.real != 0;
     const bool asks = block.queries && query_bits_.real != 0;
-    const Blocks::Block next =
-        i + 1 < blocks.count() ? blocks[i + 1] : Blocks::Block{0, 0, 0, 0};
     bool finite = true;
     if (has_keys) finite = take_keys(next, s);
     if (asks) take_queries(next, has_keys && s.keys.wide, s);
@@ -210,7 +214,7 @@ class UnitForward : public PerformerPlace<T> {
   }
 
  private:
-  // Rows that follow in the caller's memory.
+  // Rows of the next block in the caller's memory.
   static PerformerAhead ahead(const ConstView4& view, const char* head,
                               int64_t first, int64_t rows) {
     const int64_t size = static_cast<int64_t>(size_of(view.dtype));
@@ -218,16 +222,19 @@ class UnitForward : public PerformerPlace<T> {
             view.size[3] * size, rows};
   }
 
-  bool take_keys(const Blocks::Block& next, ForwardScratch<T>& s) {
+  bool take_keys(const Next& next, ForwardScratch<T>& s) {
     const ConstView4 &k = call_.inputs.call.k, &v = call_.inputs.call.v;
     const char* keys = this->head_of(k, unit_.row.batch, unit_.head);
     const char* values = this->head_of(v, unit_.row.batch, unit_.head);
     PerformerAhead later[2];
-    if (next.keys) {
-      const int64_t first = this->key_at(next.begin);
-      const int64_t rows = next.end - next.begin;
-      later[0] = ahead(k, keys, first, rows);
-      later[1] = ahead(v, values, first, rows);
+    if (next.block.keys) {
+      const int64_t first = next.unit->key_at(next.block.begin);
+      const int64_t rows = next.block.end - next.block.begin;
+      const Unit& unit = next.unit->unit_;
+      later[0] =
+          ahead(k, this->head_of(k, unit.row.batch, unit.head), first, rows);
+      later[1] =
+          ahead(v, this->head_of(v, unit.row.batch, unit.head), first, rows);
     }
     k_.project(features_, dtype_, keys, this->first_key(), k.stride[1],
                key_bits_.real, n_, true, kNarrow, later, s.work, s.keys);
@@ -235,8 +242,7 @@ class UnitForward : public PerformerPlace<T> {
                           key_bits_.real, n_, features_.value_dim, s.v);
   }
 
-  void take_queries(const Blocks::Block& next, bool wide,
-                    ForwardScratch<T>& s) {
+  void take_queries(const Next& next, bool wide, ForwardScratch<T>& s) {
     const ConstView4& q = call_.inputs.call.q;
     // Of large maxima and logarithms little may be left over.
     const double limit =
@@ -245,9 +251,13 @@ class UnitForward : public PerformerPlace<T> {
       const char* head =
           this->head_of(q, unit_.row.batch, this->first_head() + g);
       PerformerAhead later[2];
-      if (next.queries)
-        later[0] =
-            ahead(q, head, this->query_at(next.begin), next.end - next.begin);
+      if (next.block.queries) {
+        later[0] = ahead(q,
+                         this->head_of(q, next.unit->unit_.row.batch,
+                                       next.unit->first_head() + g),
+                         next.unit->query_at(next.block.begin),
+                         next.block.end - next.block.begin);
+      }
       k_.project(features_, dtype_, head, this->first_query(), q.stride[1],
                  query_bits_.real, n_, false, limit, later, s.work,
                  s.queries[static_cast<size_t>(g)]);
@@ -294,8 +304,9 @@ class Forward {
     ArrayCarver state_size(nullptr), answer_size(nullptr);
     sizes_.sums(state_size);
     sizes_.answers(answer_size);
+    const int64_t share = whole ? units_a_task(threads, state_size.bytes()) : 1;
     const Pieces scratch(threads, scratch_bytes),
-        states(whole ? threads : units_ * parts, state_size.bytes()),
+        states(whole ? threads * share : units_ * parts, state_size.bytes()),
         answers(whole ? threads : units_ * parts * kRound, answer_size.bytes());
     if (scratch.failed() || states.failed() || answers.failed())
       return out_of_memory(scratch_bytes);
@@ -309,17 +320,35 @@ class Forward {
     };
     const bool causal = call_.whole.options.is_causal;
     if (whole) {
-      executor.run(units_, [&](int64_t u, int thread) {
+      executor.run((units_ + share - 1) / share, [&](int64_t task, int thread) {
         ForwardScratch<T> s(sizes_, scratch[thread]);
-        UnitForward<T> unit = walk(u, 0, state_of(thread));
         const Answers<T> own = answers_of(thread);
-        const Blocks blocks(call_.units[static_cast<size_t>(u)], causal);
-        unit.load_state();
-        for (int64_t i = 0; i < blocks.count(); ++i) {
-          unit.attend(blocks, i, s, own);
-          unit.finish(blocks[i], own);
+        std::vector<UnitForward<T>> units;
+        std::vector<Blocks> blocks;
+        int64_t most = 0;
+        const int64_t end = std::min(units_, (task + 1) * share);
+        for (int64_t u = task * share; u < end; ++u) {
+          units.push_back(walk(u, 0, state_of(thread * share + u % share)));
+          blocks.emplace_back(call_.units[static_cast<size_t>(u)], causal);
+          most = std::max(most, blocks.back().count());
+          units.back().load_state();
         }
-        unit.store_state();
+        // The first block from step i and unit u on.
+        const auto next_of = [&](int64_t i, size_t u) {
+          for (; i < most; ++i, u = 0)
+            for (; u < units.size(); ++u)
+              if (i < blocks[u].count())
+                return typename UnitForward<T>::Next{&units[u], blocks[u][i]};
+          return typename UnitForward<T>::Next{};
+        };
+        for (int64_t i = 0; i < most; ++i) {
+          for (size_t u = 0; u < units.size(); ++u) {
+            if (i >= blocks[u].count()) continue;
+            units[u].attend(blocks[u][i], next_of(i, u + 1), s, own);
+            units[u].finish(blocks[u][i], own);
+          }
+        }
+        for (const UnitForward<T>& unit : units) unit.store_state();
       });
       return Status();
     }
@@ -334,8 +363,11 @@ class Forward {
         const Blocks blocks(call_.units[static_cast<size_t>(u)], causal);
         if (from == 0) unit.load_state();
         const int64_t end = std::min(from + kRound, blocks.count());
-        for (int64_t i = from; i < end; ++i)
-          unit.attend(blocks, i, s, answers_of(task * kRound + i - from));
+        for (int64_t i = from; i < end; ++i) {
+          typename UnitForward<T>::Next next;
+          if (i + 1 < blocks.count()) next = {&unit, blocks[i + 1]};
+          unit.attend(blocks[i], next, s, answers_of(task * kRound + i - from));
+        }
         if (from + kRound >= longest) unit.store_state();
       });
       executor.run(units_ * kRound, [&](int64_t task, int) {
@@ -354,6 +386,15 @@ class Forward {
  private:
   // Blocks between two times that the parts are put together.
   static constexpr int64_t kRound = 16;
+
+  // Units that a task walks together, a block of each in turn: their rows lie
+  // side by side in memory. As many as keep their states in the cache beside
+  // logarithms and projection; they share nothing that changes a result.
+  int64_t units_a_task(int64_t threads, size_t state_bytes) const {
+    constexpr size_t kCache = 320 << 10;
+    const int64_t fit = static_cast<int64_t>(kCache / state_bytes);
+    return std::clamp<int64_t>(std::min(fit, units_ / threads), 1, 4);
+  }
 
   void cut_features() {
     constexpr int64_t kEnoughUnits = 4, kLeastFeatures = 128, kLeastSteps = 256;
