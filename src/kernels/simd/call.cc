@@ -162,15 +162,17 @@ void Angles<T>::start() {
 // as exact as near ones. Within a group angles are added by their cosines and
 // sines: two calls of the library serve kAngleGroup positions.
 template <typename T>
-void Angles<T>::fill_cosine(int64_t begin, int64_t end) {
-  if (begin_ == begin && end_ == end) return;
+void Angles<T>::fill_cosine(int64_t begin, int64_t end, int64_t origin,
+                            int64_t chunk) {
+  if (begin_ == begin && end_ == end && origin_ == origin) return;
   begin_ = begin;
   end_ = end;
+  origin_ = origin;
   const int64_t count = end - begin;
   const int64_t m = call_.options.reweight_len;
   for (int64_t g = 0; g < count; g += kAngleGroup) {
-    const double part =
-        static_cast<double>((begin + g) % (4 * m)) / static_cast<double>(m);
+    const double part = static_cast<double>((begin + g - origin) % (4 * m)) /
+                        static_cast<double>(m);
     const double c = std::cos(std::numbers::pi / 2 * part);
     const double s = std::sin(std::numbers::pi / 2 * part);
     for (int64_t i = 0; i < kAngleGroup; ++i) {
@@ -178,8 +180,8 @@ void Angles<T>::fill_cosine(int64_t begin, int64_t end) {
       ratio_[g + i] = static_cast<T>(s * step_cos_[i] + c * step_sin_[i]);
     }
   }
-  for (int64_t g = 0; g < count; g += chunk_) {
-    const int64_t last = std::min(g + chunk_, count), middle = (g + last) / 2;
+  for (int64_t g = 0; g < count; g += chunk) {
+    const int64_t last = std::min(g + chunk, count), middle = (g + last) / 2;
     const bool sine = std::abs(ratio_[middle]) > std::abs(main_[middle]);
     part_[g] = sine ? 1 : 0;
     for (int64_t i = g; i < last; ++i) {
@@ -228,11 +230,18 @@ void Angles<T>::fill_rotary(int64_t position, int64_t size) {
 template <typename T>
 Chunk<T> Angles<T>::chunk(int64_t begin, int64_t end, int64_t position) {
   const int64_t size = std::min(chunk_, end - position);
-  if (call_.cosine) fill_cosine(begin, end);
+  if (call_.cosine) fill_cosine(begin, end, 0, chunk_);
   if (call_.rotary) fill_rotary(position, size);
   const int64_t at = call_.cosine ? position - begin : 0;
   return {position,    size,        part_[at],  main_ + at,
           ratio_ + at, rotary_cos_, rotary_sin_};
+}
+
+template <typename T>
+Chunk<T> Angles<T>::alone(int64_t begin, int64_t end) {
+  if (call_.cosine)
+    fill_cosine(begin, end, begin + (end - begin) / 2, end - begin);
+  return {begin, end - begin, part_[0], main_, ratio_, nullptr, nullptr};
 }
 
 template class Angles<float>;

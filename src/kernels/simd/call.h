@@ -127,8 +127,13 @@ class Angles {
   // kBlock; position - begin is a multiple of the chunk.
   Chunk<T> chunk(int64_t begin, int64_t end, int64_t position);
 
+  // All of [begin, end) as a chunk that shares no state with another: at most
+  // kMaxChunk positions and, with the cosine, at most M; not for rotary calls.
+  // Its angles are counted from its middle, so that none comes near pi / 2.
+  Chunk<T> alone(int64_t begin, int64_t end);
+
  private:
-  void fill_cosine(int64_t begin, int64_t end);
+  void fill_cosine(int64_t begin, int64_t end, int64_t origin, int64_t chunk);
   void fill_rotary(int64_t position, int64_t size);
 
   const LinearCall& call_;
@@ -136,7 +141,8 @@ class Angles {
   T *main_, *ratio_ = nullptr, *rotary_cos_ = nullptr, *rotary_sin_ = nullptr;
   uint8_t part_[kBlock];
   bool turned_ = false;
-  int64_t begin_ = 0, end_ = 0, turned_position_ = 0, turned_size_ = 0;
+  int64_t begin_ = 0, end_ = 0, origin_ = 0;
+  int64_t turned_position_ = 0, turned_size_ = 0;
   // cos and sin of 0 .. kAngleGroup - 1 positions.
   // Rotary: of each pair, and its cosine and sine.
   double *frequency_ = nullptr, *turn_cos_ = nullptr, *turn_sin_ = nullptr;

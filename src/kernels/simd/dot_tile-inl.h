@@ -10,6 +10,7 @@
 #define COSFORMER_SRC_KERNELS_SIMD_DOT_TILE_INL_H_
 #endif
 
+#include "kernels/simd/call.h"
 #include "kernels/simd/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -114,7 +115,7 @@ enum class Triangle { kLower, kUpper };
 
 // Elements between the rows of a chunk's scores: a constant, so that a tile
 // reads them at constant offsets.
-inline constexpr int64_t kScoresStride = 32;
+inline constexpr int64_t kScoresStride = kMaxChunk;
 
 // scores[i][j] = (a_i . b_j + add_i or add_j) (1 + ratio_i ratio_j) inside the
 // triangle, 0 beyond it, selected away: what is not finite there stays there.
