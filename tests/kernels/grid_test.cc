@@ -112,6 +112,29 @@ TEST_F(LinearGrid, EdgePointsMatchReference) {
   check_all(points);
 }
 
+// Causal walks that fit into one chunk, which then needs no state, and those
+// that just do not; with outputs that tiles cannot write themselves.
+TEST_F(LinearGrid, ShortCausalWalksMatchReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  std::vector<Point> points;
+  for (const char* text :
+       {"cosine=far", "cosine=exact", "feature_map=elu1 group=2",
+        "cosine=far dtype=bfloat16", "cosine=far mask=holes batch=2",
+        "cosine=far mask=query-only dtype=float16", "value_dim=40 head_dim=40",
+        "cosine=far value_dim=20 packing=many",
+        "cosine=far starts=rows batch=3", "cosine=far starts=bottom-right",
+        "cosine=far state=out"}) {
+    for (int64_t len : {1, 31, 48, 63, 64, 65}) {
+      auto point = testing::parse_point(text);
+      ASSERT_TRUE(point.has_value()) << text;
+      point->q_len = point->kv_len = len;
+      point->causal = true;
+      points.push_back(*point);
+    }
+  }
+  check_all(points);
+}
+
 // Few heads and many tokens: the sequence itself is cut and shared.
 TEST_F(LinearGrid, LongSequencesMatchReference) {
   if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();

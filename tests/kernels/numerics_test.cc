@@ -105,6 +105,22 @@ TEST(LinearNumerics, QueriesAndKeysOfSize1e4MatchReference) {
   });
 }
 
+// The rows of a call share the tables of angles: one whose middle is position 0
+// and one that begins there must not take the other's.
+TEST(LinearNumerics, RowsAroundPositionZeroMatchReference) {
+  for_each_isa([] {
+    Problem p = problem_of(
+        "batch=3 q_len=64 kv_len=64 cosine=far head_dim=16 starts=rows");
+    p.options.is_causal = true;
+    p.q_start = {264, -32, 100};
+    p.kv_start = {200, -32, -32};
+    p.options.reweight_len = 200;
+    const Outputs o = run(p, serial_executor());
+    ASSERT_TRUE(o.status.ok()) << o.status.message();
+    EXPECT_EQ(compare(p, o, run_reference(p)), "");
+  });
+}
+
 TEST(LinearNumerics, Float16KeysOf50StayFiniteOver8192Tokens) {
   for_each_isa([] {
     for (const char* causal : {"causal=1", "causal=0"}) {

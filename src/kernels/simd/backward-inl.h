@@ -148,16 +148,45 @@ void add_gradients_ahead(Ahead& ahead, const LinearCall& call,
             call.heads * size, call.group * size);
 }
 
+// Gradients times the derivative of the feature map, given the features.
+// Features of 0 or less have none with relu; elu + 1 has its own value up to 1,
+// then 1.
+template <typename T>
+HWY_INLINE Vec<T> times_derivative(FeatureMap map, Vec<T> features, Vec<T> y) {
+  const Tag<T> d;
+  switch (map) {
+    case FeatureMap::kRelu:
+      return hn::IfThenZeroElse(hn::Le(features, hn::Zero(d)), y);
+    case FeatureMap::kElu1:
+      return hn::IfThenElse(hn::Lt(features, hn::Set(d, T{1})),
+                            hn::Mul(y, features), y);
+    case FeatureMap::kIdentity:
+      break;
+  }
+  return y;
+}
+// The same of a tile.
+template <typename T, int kRows, int kVectors>
+HWY_INLINE void times_derivative(FeatureMap map, const T* HWY_RESTRICT features,
+                                 int64_t stride,
+                                 Tile<T, kRows, kVectors>& tile) {
+  if (map == FeatureMap::kIdentity) return;
+  unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+    unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+      Vec<T>& y = tile.acc[r * kVectors + n];
+      y = times_derivative<T>(
+          map, hn::Load(Tag<T>(), features + r * stride + n * kLanes<T>), y);
+    });
+  });
+}
+
 // x = (x turned back + plain) x the derivative of the feature map, given the
-// features. Features of 0 or less have none with relu; elu + 1 has its own
-// value up to 1, then 1. turned: whether x is to be turned back; plain may be
-// nullptr.
+// features. turned: whether x is to be turned back; plain may be nullptr.
 template <typename T>
 HWY_NOINLINE void finish_gradient(const LinearCall& call, const Chunk<T>& chunk,
                                   T* x, const T* plain, const T* features,
                                   int64_t stride) {
   const Tag<T> d;
-  const Vec<T> zero = hn::Zero(d), one = hn::Set(d, T{1});
   if (call.rotary) {
     rotate_rows<T>(x, chunk.rotary_cos, chunk.rotary_sin,
                    call.options.rotary_interleaved, true, chunk.size, call.dim,
@@ -166,44 +195,9 @@ HWY_NOINLINE void finish_gradient(const LinearCall& call, const Chunk<T>& chunk,
   for (int64_t at = 0; at < chunk.size * stride; at += kLanes<T>) {
     Vec<T> y = hn::Load(d, x + at);
     if (plain != nullptr) y = hn::Add(y, hn::Load(d, plain + at));
-    const Vec<T> f = hn::Load(d, features + at);
-    switch (call.options.feature_map) {
-      case FeatureMap::kRelu:
-        y = hn::IfThenZeroElse(hn::Le(f, zero), y);
-        break;
-      case FeatureMap::kElu1:
-        y = hn::IfThenElse(hn::Lt(f, one), hn::Mul(y, f), y);
-        break;
-      case FeatureMap::kIdentity:
-        break;
-    }
-    hn::Store(y, d, x + at);
-  }
-}
-
-// A tile of gradients times the derivative of the feature map, given the tile's
-// features.
-template <typename T, int kRows, int kVectors>
-HWY_INLINE void times_derivative(FeatureMap map, const T* HWY_RESTRICT features,
-                                 int64_t stride,
-                                 Tile<T, kRows, kVectors>& tile) {
-  const Tag<T> d;
-  const auto each = [&](const auto& derive) COSFORMER_LAMBDA {
-    unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-        Vec<T>& y = tile.acc[r * kVectors + n];
-        y = derive(hn::Load(d, features + r * stride + n * kLanes<T>), y);
-      });
-    });
-  };
-  if (map == FeatureMap::kRelu) {
-    each([&](Vec<T> f, Vec<T> y) COSFORMER_LAMBDA {
-      return hn::IfThenZeroElse(hn::Le(f, hn::Zero(d)), y);
-    });
-  } else if (map == FeatureMap::kElu1) {
-    each([&](Vec<T> f, Vec<T> y) COSFORMER_LAMBDA {
-      return hn::IfThenElse(hn::Lt(f, hn::Set(d, T{1})), hn::Mul(y, f), y);
-    });
+    hn::Store(times_derivative<T>(call.options.feature_map,
+                                  hn::Load(d, features + at), y),
+              d, x + at);
   }
 }
 

@@ -164,10 +164,12 @@ void Angles<T>::start() {
 template <typename T>
 void Angles<T>::fill_cosine(int64_t begin, int64_t end, int64_t origin,
                             int64_t chunk) {
-  if (begin_ == begin && end_ == end && origin_ == origin) return;
+  if (begin_ == begin && end_ == end && origin_ == origin && cut_ == chunk)
+    return;
   begin_ = begin;
   end_ = end;
   origin_ = origin;
+  cut_ = chunk;
   const int64_t count = end - begin;
   const int64_t m = call_.options.reweight_len;
   for (int64_t g = 0; g < count; g += kAngleGroup) {

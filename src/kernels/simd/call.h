@@ -141,11 +141,11 @@ class Angles {
   T *main_, *ratio_ = nullptr, *rotary_cos_ = nullptr, *rotary_sin_ = nullptr;
   uint8_t part_[kBlock];
   bool turned_ = false;
-  int64_t begin_ = 0, end_ = 0, origin_ = 0;
+  int64_t begin_ = 0, end_ = 0, origin_ = 0, cut_ = 0;  // of what is filled
   int64_t turned_position_ = 0, turned_size_ = 0;
-  // cos and sin of 0 .. kAngleGroup - 1 positions.
   // Rotary: of each pair, and its cosine and sine.
   double *frequency_ = nullptr, *turn_cos_ = nullptr, *turn_sin_ = nullptr;
+  // cos and sin of 0 .. kAngleGroup - 1 positions.
   double step_cos_[kAngleGroup], step_sin_[kAngleGroup];
 };
 

@@ -55,7 +55,6 @@ struct Shape {
     s.chunk = call.limited(chunk);
     s.long_chunk = call.limited(32);
     s.slots = round_up(std::max(s.chunk, s.long_chunk), 4);
-    s.scores_stride = row_length<T>(s.slots);
     return s;
   }
   int64_t parts;
@@ -64,7 +63,6 @@ struct Shape {
   int64_t chunk;               // positions a chunk, causal
   int64_t long_chunk;          // where keys or queries are taken alone
   int64_t slots;               // rows of a packed chunk
-  int64_t scores_stride;
 };
 
 // Positions a chunk of the forward and of dq: the fastest of 8, 12, 16 and 24,
@@ -99,6 +97,18 @@ inline Rows query_rows(const ConstView4& view, const Unit& unit, int64_t head,
                  unit.row.q_offset + position - unit.row.q_start);
 }
 
+// Whether [begin, end) is a unit's whole causal walk, and so short that one
+// chunk takes it. Where no state is given nor wanted its pairs then cost less
+// than a state would: 2 d operations a pair and product, half of them visible,
+// against 4 d (d + 1) a token to read a state and as much to add to it.
+inline bool is_alone(const LinearCall& call, const Unit& unit, int64_t begin,
+                     int64_t end) {
+  return end - begin <= kMaxChunk && !call.rotary &&
+         (!call.cosine || end - begin <= call.options.reweight_len) &&
+         begin <= std::min(unit.row.q_start, unit.row.kv_start) &&
+         end >= std::max(unit.q_end(), unit.kv_end());
+}
+
 // How many chunks ahead rows are brought in: one is too late.
 inline constexpr int64_t kChunksAhead = 2;
 
@@ -110,7 +120,9 @@ struct Target {
 };
 inline Target target_after(const Unit& unit, int64_t begin, int64_t end,
                            int64_t at, int64_t chunk, const Next& next) {
-  const int64_t position = at + kChunksAhead * chunk;
+  // Of a block of one chunk the next block's.
+  const int64_t ahead = end - begin <= chunk ? 1 : kChunksAhead;
+  const int64_t position = at + ahead * chunk;
   if (position < end) return {&unit, position, std::min(chunk, end - position)};
   if (next.unit == nullptr) return {&unit, 0, 0};
   const int64_t behind = position - round_up(end - begin, chunk) - begin;

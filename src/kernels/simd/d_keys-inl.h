@@ -83,7 +83,11 @@ class DKeys {
 
   void attend(int64_t begin, int64_t end, const Next& next) {
     const bool given = call_.has_d_state_out();
-    walk({begin, end, shape_.chunk, kKeys | kQueries}, s_.short_angles, next,
+    const bool alone =
+        !given && !call_.wants_d_state() && is_alone(call_, unit_, begin, end);
+    walk({begin, end, alone ? end - begin : shape_.chunk, kKeys | kQueries,
+          alone},
+         s_.short_angles, next,
          [&](const KeyRows<T>& keys, const QueryRows<T>& queries, int64_t g)
              HWY_ATTR {
                const Chunk<T>& chunk = keys.chunk;
@@ -103,6 +107,7 @@ class DKeys {
   struct Stretch {
     int64_t begin, end, chunk;
     int what;
+    bool alone = false;  // one chunk, whose angles are its own
   };
 
   // Calls take(keys, queries, g) for the chunks of [begin, end), last first,
@@ -118,8 +123,9 @@ class DKeys {
     const int64_t key_tiles =
         has_keys ? count_tiles<T>(span.chunk, shape_.v_stride) : 0;
     const int64_t update_tiles =
-        has_queries ? call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride)
-                    : 0;
+        has_queries && !span.alone
+            ? call_.parts * count_tiles<T>(shape_.rows, shape_.v_stride)
+            : 0;
     s_.lay_out(call_, round_up(span.chunk, 4));
     KeyRows<T>*keys = &s_.keys[0], *next_keys = &s_.keys[1];
     QueryRows<T>*queries = &s_.queries[0], *next_queries = &s_.queries[1];
@@ -127,7 +133,8 @@ class DKeys {
                              int64_t g, int64_t tiles) HWY_ATTR {
       beside_.queue.start(tiles);
       if (g == 0) {
-        k.chunk = angles.chunk(span.begin, span.end, at);
+        k.chunk = span.alone ? angles.alone(span.begin, span.end)
+                             : angles.chunk(span.begin, span.end, at);
         if (has_keys) add_keys_to_queue(k);
       }
       if (has_queries)
@@ -313,8 +320,8 @@ class DKeys {
     const T* features = keys.k;
     gather_rows<T>(in, [&](auto& tile, int64_t r, int64_t c0) COSFORMER_LAMBDA {
       if (last) {
-        multiply_derivative(map, features + r * shape_.q_stride + c0,
-                            shape_.q_stride, tile);
+        times_derivative(map, features + r * shape_.q_stride + c0,
+                         shape_.q_stride, tile);
       }
       out.put(tile, r, c0, last ? chunk.main : nullptr);
     });

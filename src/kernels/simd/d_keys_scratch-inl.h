@@ -13,6 +13,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
+// Rows of a panel of T, of which so many are used.
+constexpr int64_t d_keys_panel_rows(int64_t used) { return used + kDotColumns; }
+
 // As the forward's state: T for S, u for the sums. dk reads a few rows of all
 // panels and both parts at a time: some unused rows behind each keep these from
 // the same places of the first-level cache.
@@ -23,7 +26,9 @@ struct DKeysState {
   static int64_t elements(const Shape& s) {
     return s.parts * (panel_rows(s) * s.v_stride + s.q_stride);
   }
-  static int64_t panel_rows(const Shape& s) { return s.rows + kDotColumns; }
+  static int64_t panel_rows(const Shape& s) {
+    return d_keys_panel_rows(s.rows);
+  }
   Panels<T> part(int64_t p) const {
     return {data + p * panel_rows(shape) * shape.v_stride, panel_rows(shape),
             shape.v_stride};
@@ -86,7 +91,7 @@ struct DKeysScratch {
     scale = carver.take(kMaxChunk);
     ones = carver.take(kMaxChunk);
     Carver<T> counter(nullptr);
-    lay_out(call, shape.slots, counter);
+    lay_out(call, std::max(shape.slots, kMaxChunk), counter);
     packed_size = static_cast<int64_t>(counter.bytes() / sizeof(T));
     packed = carver.take(packed_size);
   }

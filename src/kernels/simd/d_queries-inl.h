@@ -50,7 +50,7 @@ struct DQueriesScratch {
         long_angles(call, shape.long_chunk,
                     carver.take(Angles<T>::size(call, shape.long_chunk))) {
     Carver<T> counter(nullptr);
-    place(call, shape.slots, counter);
+    place(call, std::max(shape.slots, kMaxChunk), counter);
     rows_memory =
         carver.take(static_cast<int64_t>(counter.bytes() / sizeof(T)));
     scores = carver.take(kScoresStride * kScoresStride);
@@ -145,16 +145,19 @@ class DQueries {
 
   void attend(int64_t begin, int64_t end, const Next& next) {
     const bool given = call_.inputs.state.kv_state != nullptr;
-    const int64_t tiles = read_tiles(shape_.chunk) + update_tiles();
+    const bool alone = !given && is_alone(call_, unit_, begin, end);
+    const int64_t size = alone ? end - begin : shape_.chunk;
+    const int64_t tiles = read_tiles(size) + (alone ? 0 : update_tiles());
     walk_chunks(
-        unit_, begin, end, place(shape_.chunk), next,
+        unit_, begin, end, place(size), next,
         [&](const Target& to) {
           ahead_.start(to.rows, tiles);
           add_keys_ahead(ahead_, call_, to);
           add_gradients_ahead<T>(ahead_, call_, to);
         },
         [&](int64_t at) {
-          const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
+          const Chunk<T> chunk = alone ? s_.short_angles.alone(begin, end)
+                                       : s_.short_angles.chunk(begin, end, at);
           const Slots keys = key_slots(call_, unit_, at, chunk.size);
           const bool has_keys = keys.real != 0;
           if (has_keys) pack_keys(chunk, keys);

@@ -159,18 +159,19 @@ class Forward {
     // query follows.
     const bool given = call_.inputs.state.kv_state != nullptr;
     const bool wanted = call_.state_out.kv_state != nullptr;
-    if (!given && !wanted && is_alone(begin, end))
-      return attend_alone(begin, end, next);
-    const int64_t tiles = read_tiles(shape_.chunk) + update_tiles();
+    const bool alone = !given && !wanted && is_alone(call_, unit_, begin, end);
+    const int64_t size = alone ? end - begin : shape_.chunk;
+    const int64_t tiles = read_tiles(size) + (alone ? 0 : update_tiles());
     walk_chunks(
-        unit_, begin, end, place(shape_.chunk), next,
+        unit_, begin, end, place(size), next,
         [&](const Target& to) {
           ahead_.start(to.rows, tiles);
           add_keys_ahead(ahead_, call_, to);
           add_queries_ahead(ahead_, call_, call_.inputs.q, to);
         },
         [&](int64_t at) {
-          const Chunk<T> chunk = s_.short_angles.chunk(begin, end, at);
+          const Chunk<T> chunk = alone ? s_.short_angles.alone(begin, end)
+                                       : s_.short_angles.chunk(begin, end, at);
           const Slots keys = key_slots(call_, unit_, at, chunk.size);
           const bool has_keys = keys.real != 0;
           if (has_keys) pack_keys(chunk, keys);
@@ -186,32 +187,6 @@ class Forward {
     s_.place(call_, round_up(chunk, 4), carver);
     return chunk;
   }
-  // Whether [begin, end) is the whole walk, and short enough for one chunk.
-  // Its pairs then cost less than a state: 2 d operations a pair forward, half
-  // of them visible, against 8 d (d + 1) a token.
-  bool is_alone(int64_t begin, int64_t end) const {
-    return end - begin <= kMaxChunk && !call_.rotary &&
-           (!call_.cosine || end - begin <= call_.options.reweight_len) &&
-           begin <= std::min(unit_.row.q_start, unit_.row.kv_start) &&
-           end >= std::max(unit_.q_end(), unit_.kv_end());
-  }
-  void attend_alone(int64_t begin, int64_t end, const Next& next) {
-    place(end - begin);
-    const Target to{next.unit, next.begin,
-                    std::min(kMaxChunk, next.end - next.begin)};
-    ahead_.start(next.unit == nullptr ? 0 : to.rows, read_tiles(end - begin));
-    if (next.unit != nullptr) {
-      add_keys_ahead(ahead_, call_, to);
-      add_queries_ahead(ahead_, call_, call_.inputs.q, to);
-    }
-    const Chunk<T> chunk = s_.short_angles.alone(begin, end);
-    const Slots keys = key_slots(call_, unit_, begin, chunk.size);
-    const bool has_keys = keys.real != 0;
-    if (has_keys) pack_keys(chunk, keys);
-    answer(chunk, query_slots(call_, unit_, begin, chunk.size), has_keys, false,
-           false);
-  }
-
   int64_t read_tiles(int64_t chunk) const {
     return call_.group * count_tiles<T>(chunk, shape_.v_stride);
   }

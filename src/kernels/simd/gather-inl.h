@@ -68,26 +68,6 @@ HWY_NOINLINE void gather_rows(const Gathering<T>& in, const Finish& finish) {
   });
 }
 
-// tile *= the derivative of the feature map, given the features. Features of 0
-// or less have none with relu; elu + 1 has its own value up to 1, then 1.
-template <typename T, int kRows, int kVectors>
-HWY_INLINE void multiply_derivative(FeatureMap map,
-                                    const T* HWY_RESTRICT features,
-                                    int64_t stride,
-                                    Tile<T, kRows, kVectors>& tile) {
-  const Tag<T> d;
-  if (map == FeatureMap::kIdentity) return;
-  unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-    unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-      const Vec<T> f = hn::Load(d, features + r * stride + n * kLanes<T>);
-      Vec<T>& y = tile.acc[r * kVectors + n];
-      y = map == FeatureMap::kRelu
-              ? hn::IfThenZeroElse(hn::Le(f, hn::Zero(d)), y)
-              : hn::IfThenElse(hn::Lt(f, hn::Set(d, T{1})), hn::Mul(y, f), y);
-    });
-  });
-}
-
 }  // namespace cosformer::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -11,12 +11,11 @@
 #define COSFORMER_SRC_KERNELS_SIMD_PACK_INL_H_
 #endif
 
-#include <hwy/contrib/math/math-inl.h>
-
 #include <cstring>
 
 #include "base/half.h"
 #include "kernels/simd/call.h"
+#include "kernels/simd/exp-inl.h"
 #include "kernels/simd/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -89,8 +88,10 @@ HWY_INLINE Vec<T> feature(Vec<T> x) {
   if constexpr (kMap == FeatureMap::kRelu) {
     return hn::IfThenZeroElse(hn::Le(x, zero), x);
   } else if constexpr (kMap == FeatureMap::kElu1) {
-    return hn::IfThenElse(hn::Le(x, zero), hn::Exp(d, hn::Min(x, zero)),
-                          hn::Add(x, hn::Set(d, T{1})));
+    return hn::IfThenElse(
+        hn::Le(x, zero),
+        exp_below_zero<T>(hn::IfThenElse(hn::Le(x, zero), x, zero)),
+        hn::Add(x, hn::Set(d, T{1})));
   } else {
     return x;
   }
@@ -190,7 +191,9 @@ HWY_NOINLINE void write_rows_as(const T* HWY_RESTRICT in, int64_t in_stride,
   constexpr int64_t kLane = kLanes<T>;
   const Vec<T> zero = hn::Zero(d);
   Out* HWY_RESTRICT data = static_cast<Out*>(const_cast<void*>(to.data));
-  for (int64_t s = 0; written >> s != 0; ++s, in += in_stride) {
+  // A word has no 64th shift.
+  for (int64_t s = 0; s < kMaxChunk && written >> s != 0;
+       ++s, in += in_stride) {
     if ((written >> s & 1) == 0) continue;
     Out* HWY_RESTRICT row = data + (to.first + s) * to.stride;
     if ((live >> s & 1) == 0) {

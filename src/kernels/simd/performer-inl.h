@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/simd/d_keys_scratch-inl.h"
 #include "kernels/simd/pack-inl.h"
 #include "kernels/simd/performer.h"
 #include "kernels/simd/state-inl.h"
@@ -77,7 +78,7 @@ struct PerformerEntry {
 
   static void rescale(void* state, const Projection& w, const T* factor) {
     const Tag<T> d;
-    const int64_t rows = round_up(w.features, 4);
+    const int64_t rows = d_keys_panel_rows(round_up(w.features, 4));
     const Panels<T> panels{static_cast<T*>(state), rows,
                            row_length<T>(w.value_dim)};
     T* sum = panels.data + rows * panels.columns;

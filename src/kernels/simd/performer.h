@@ -39,8 +39,8 @@ struct PerformerKernels {
   // The way back, into the rows of `written`; zeros where `live` is 0.
   void (*write)(DType dtype, const T* in, uint64_t written, uint64_t live,
                 int64_t dim, void* data, int64_t first, int64_t stride);
-  // The states of the passes times a factor a feature: of forward and d_keys,
-  // and of d_queries, which is transposed.
+  // The states of the passes times a factor a feature: of d_keys, and of
+  // d_queries, which is transposed.
   void (*rescale)(void* state, const PerformerProjection<T>& w,
                   const T* factor);
   void (*rescale_across)(void* state, const PerformerProjection<T>& w,

@@ -35,10 +35,10 @@
 #include <numbers>
 #include <type_traits>
 
+#include "kernels/simd/exp-inl.h"
 #include "kernels/simd/pack-inl.h"
 #include "kernels/simd/performer_block.h"
 #include "kernels/simd/performer_products-inl.h"
-#include "kernels/simd/softmax_exp-inl.h"
 #include "kernels/simd/state-inl.h"
 #include "kernels/simd/tile-inl.h"
 

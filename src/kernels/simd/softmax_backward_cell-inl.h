@@ -24,7 +24,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/simd/softmax_exp-inl.h"
+#include "kernels/simd/exp-inl.h"
 #include "kernels/simd/softmax_plan.h"
 #include "kernels/simd/softmax_product-inl.h"
 #include "kernels/simd/state-inl.h"

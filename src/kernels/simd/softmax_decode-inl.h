@@ -21,8 +21,8 @@
 #include <limits>
 
 #include "kernels/simd/chunk-inl.h"
+#include "kernels/simd/exp-inl.h"
 #include "kernels/simd/softmax_decode.h"
-#include "kernels/simd/softmax_exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {

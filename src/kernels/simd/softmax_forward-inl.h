@@ -11,6 +11,8 @@
 #define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_
 #endif
 
+#include <hwy/contrib/math/math-inl.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -28,7 +28,7 @@
 #include <cstring>
 #include <limits>
 
-#include "kernels/simd/softmax_exp-inl.h"
+#include "kernels/simd/exp-inl.h"
 #include "kernels/simd/softmax_pack-inl.h"
 #include "kernels/simd/softmax_plan.h"
 #include "kernels/simd/softmax_product-inl.h"

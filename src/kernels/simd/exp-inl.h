@@ -1,13 +1,14 @@
-// 2^x in vectors: to about 1e-7 in float, 1e-15 in double.
-#if defined(COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_) == \
-    defined(HWY_TARGET_TOGGLE)
-#ifdef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
-#undef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
+// 2^x and e^x in vectors: to about 1e-7 in float, 1e-15 in double.
+#if defined(COSFORMER_SRC_KERNELS_SIMD_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef COSFORMER_SRC_KERNELS_SIMD_EXP_INL_H_
+#undef COSFORMER_SRC_KERNELS_SIMD_EXP_INL_H_
 #else
-#define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
+#define COSFORMER_SRC_KERNELS_SIMD_EXP_INL_H_
 #endif
 
-#include "kernels/simd/softmax_exp_table.h"
+#include <numbers>
+
+#include "kernels/simd/exp_table.h"
 #include "kernels/simd/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -117,7 +118,29 @@ HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x) {
 #endif
 }
 
+// e^x for x <= 0, infinity included; below e^-87 (double: e^-708) it is 0. The
+// product with log2(e) keeps its rounding error, which far from 0 is more than
+// the last bit of the result.
+template <typename T>
+HWY_INLINE Vec<T> exp_below_zero(Vec<T> x) {
+  const Tag<T> d;
+  const Vec<T> lowest = hn::Set(d, T{sizeof(T) == 4 ? -87 : -708});
+  const Vec<T> log2e = hn::Set(d, static_cast<T>(std::numbers::log2e));
+  // What is left of log2(e) after rounding it to T.
+  const Vec<T> log2e_rest =
+      hn::Set(d, static_cast<T>(sizeof(T) == 4 ? 1.9259629911266175e-08
+                                               : 2.0355273740931033e-17));
+  const Vec<T> bounded = hn::IfThenElse(hn::Lt(x, lowest), lowest, x);
+  const Vec<T> whole = hn::Mul(bounded, log2e);
+  const Vec<T> rest =
+      hn::MulAdd(bounded, log2e_rest, hn::MulSub(bounded, log2e, whole));
+  const Vec<T> power = exp2_lanes<T>(whole);
+  const Vec<T> ln2 = hn::Set(d, static_cast<T>(std::numbers::ln2));
+  return hn::IfThenZeroElse(hn::Lt(x, lowest),
+                            hn::MulAdd(hn::Mul(power, ln2), rest, power));
+}
+
 }  // namespace cosformer::simd::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
-#endif  // COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_INL_H_
+#endif  // COSFORMER_SRC_KERNELS_SIMD_EXP_INL_H_

@@ -1,6 +1,6 @@
-// Tables of 2^x for softmax_exp-inl.h, whatever the instruction set.
-#ifndef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_TABLE_H_
-#define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_TABLE_H_
+// Tables of 2^x for exp-inl.h, whatever the instruction set.
+#ifndef COSFORMER_SRC_KERNELS_SIMD_EXP_TABLE_H_
+#define COSFORMER_SRC_KERNELS_SIMD_EXP_TABLE_H_
 
 #include <bit>
 #include <cstdint>
@@ -63,4 +63,4 @@ inline constexpr Exp2Table8 kExp2Table8 = exp2_table_8();
 
 }  // namespace cosformer::simd
 
-#endif  // COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_EXP_TABLE_H_
+#endif  // COSFORMER_SRC_KERNELS_SIMD_EXP_TABLE_H_
