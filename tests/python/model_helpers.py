@@ -61,7 +61,10 @@ CAUSAL = {
         AttentionConfig(normalizer="none", reweight_len=50), position="rope"
     ),
     "relu_linear": small_config(
-        AttentionConfig(kind="linear", feature_map="relu", eps=1e-4), position="none"
+        # eps holds the smallest sums: dq is a difference of nearly equal terms over them, which
+        # would make 1e-5 of a rounding upstream (float32 against float64: the same on both sides).
+        AttentionConfig(kind="linear", feature_map="relu", eps=0.05),
+        position="none",
     ),
     "performer": small_config("performer"),
     "performer_rope_trainable": small_config(

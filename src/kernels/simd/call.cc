@@ -184,7 +184,9 @@ void Angles<T>::fill_cosine(int64_t begin, int64_t end, int64_t origin,
   }
   for (int64_t g = 0; g < count; g += chunk) {
     const int64_t last = std::min(g + chunk, count), middle = (g + last) / 2;
-    const bool sine = std::abs(ratio_[middle]) > std::abs(main_[middle]);
+    // Where both are alike rounding must not decide.
+    const bool sine =
+        std::abs(ratio_[middle]) > T(1.001) * std::abs(main_[middle]);
     part_[g] = sine ? 1 : 0;
     for (int64_t i = g; i < last; ++i) {
       if (sine) std::swap(main_[i], ratio_[i]);
@@ -241,8 +243,10 @@ Chunk<T> Angles<T>::chunk(int64_t begin, int64_t end, int64_t position) {
 
 template <typename T>
 Chunk<T> Angles<T>::alone(int64_t begin, int64_t end) {
-  if (call_.cosine)
-    fill_cosine(begin, end, begin + (end - begin) / 2, end - begin);
+  if (call_.cosine) {
+    const int64_t reach = std::min(call_.options.reweight_len, kMaxChunk);
+    fill_cosine(begin, end, begin + reach / 2, end - begin);
+  }
   return {begin, end - begin, part_[0], main_, ratio_, nullptr, nullptr};
 }
 

@@ -129,7 +129,8 @@ class Angles {
 
   // All of [begin, end) as a chunk that shares no state with another: at most
   // kMaxChunk positions and, with the cosine, at most M; not for rotary calls.
-  // Its angles are counted from its middle, so that none comes near pi / 2.
+  // Its angles are counted from the middle of the longest such chunk, so that
+  // none passes pi / 4, and a row's bits do not depend on how many follow.
   Chunk<T> alone(int64_t begin, int64_t end);
 
  private:

@@ -113,12 +113,13 @@ struct PerformerBlock {
     }
     if constexpr (std::is_same_v<T, float>) {
       norms<float>(work.x, f.dim, n, to.half_norm);
-      to.wide = false;
+      to.wide = limit < 0;
       for (int64_t j = 0; j < n; ++j) {
-        // |W_f.x'| + |x'|^2 / 2, at most; a NaN is not below the limit.
+        // |W_f.x'| + |x'|^2 / 2, at most. A row that is not finite decides
+        // nothing: what it holds must not reach the others.
         const double most =
             f.reach * std::sqrt(2 * to.half_norm[j]) + to.half_norm[j];
-        if (!(most <= limit)) to.wide = true;
+        if (most > limit && std::isfinite(most)) to.wide = true;
       }
       if (!to.wide) {
         return multiply<float>(f, work.x, n, real, keys, work, to, ahead);
