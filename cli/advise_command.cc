@@ -19,6 +19,7 @@ struct AdviseFlags {
   bool no_causal = false;
   std::string dtype, bench;
   double seconds = 20;
+  bool has_bench = false;  // --bench, even if empty
   bool json = false;
 };
 
@@ -31,6 +32,7 @@ Result<BenchReport> read_bench(const std::string& path) {
 }
 
 Result<BenchReport> measure(const AdviseFlags& flags, DType dtype) {
+  COSFORMER_RETURN_IF_ERROR(check_advise_bench(flags.advise));
   BenchOptions bench = advise_bench(flags.advise, flags.seconds);
   bench.dtype = dtype;
   bench.window = flags.kinds.window;
@@ -60,15 +62,19 @@ int advise_command(AdviseFlags flags) {
   if (const Status status = validate(flags.advise); !status.ok()) {
     return wrong(status);
   }
+  if (flags.has_bench && flags.bench.empty()) {
+    return wrong(invalid_argument(
+        "bench: found \"\", expected a bench.json or its folder"));
+  }
   std::optional<DType> dtype;
   if (!flags.dtype.empty()) {
     auto read = dtype_of(flags.dtype);
     if (!read.ok()) return wrong(read.status());
     dtype = *read;
   }
-  auto report = flags.bench.empty()
-                    ? measure(flags, dtype.value_or(DType::kFloat32))
-                    : read_bench(flags.bench);
+  auto report = flags.has_bench
+                    ? read_bench(flags.bench)
+                    : measure(flags, dtype.value_or(DType::kFloat32));
   if (!report.ok()) {
     const bool usage = report.status().code() == StatusCode::kInvalidArgument;
     return usage ? wrong(report.status()) : fail(report.status());
@@ -133,8 +139,10 @@ void add_advise_command(CLI::App& app, Run* run) {
       "  cosformer advise --length 32768 --decode --layers 24 --memory 2G\n"
       "  cosformer advise --length 4096 --bench runs/bench\n"
       "Speed is not quality: docs/choosing.md says how to read the answer.");
-  command->callback(
-      [flags, run] { *run = [flags] { return advise_command(*flags); }; });
+  command->callback([flags, run, saved] {
+    flags->has_bench = saved->count() > 0;
+    *run = [flags] { return advise_command(*flags); };
+  });
 }
 
 }  // namespace cosformer::cli

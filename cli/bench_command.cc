@@ -138,9 +138,12 @@ void add_bench_command(CLI::App& app, Run* run) {
   list("--threads", bench.threads, "Numbers of threads (default: torch's)");
   list("--passes", flags->passes,
        "forward, backward (forward + backward), decode (default: all)");
-  command->add_flag("--causal", flags->causal, "Only causal attention");
-  command->add_flag("--no-causal", flags->no_causal,
-                    "Only the other (default: both)");
+  auto* causal =
+      command->add_flag("--causal", flags->causal, "Only causal attention");
+  command
+      ->add_flag("--no-causal", flags->no_causal,
+                 "Only the other (default: both)")
+      ->excludes(causal);
   command->add_option("--heads", bench.heads, "Heads")->capture_default_str();
   command->add_option("--batch", bench.batch, "Rows of the batch")
       ->capture_default_str();

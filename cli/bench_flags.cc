@@ -35,8 +35,9 @@ Result<DType> dtype_of(const std::string& text) {
 void BenchDisplay::on_progress(const BenchProgress& progress) {
   if (!begun_) {
     begun_ = true;
-    shown_.message(str_cat(progress.total, " points, in at most about ",
-                           duration(seconds_),
+    shown_.message(str_cat(progress.total,
+                           progress.total == 1 ? " point" : " points",
+                           ", in at most about ", duration(seconds_),
                            "; Ctrl-C keeps what was measured"));
   }
   if (!shown_.due()) return;

@@ -178,6 +178,8 @@ struct AdviseOptions {
   int64_t threads = 0;  // 0 = torch's default, or the file's only one
 };
 Status validate(const AdviseOptions& options);
+// That lines of advise_bench()'s lengths go on as far as options.length.
+Status check_advise_bench(const AdviseOptions& options);
 // A brief bench (about `seconds`) that advise() can read.
 BenchOptions advise_bench(const AdviseOptions& options, double seconds);
 
@@ -191,8 +193,9 @@ struct KindAdvice {
   std::string kind;
   std::optional<CostEstimate> forward, training, decode;
   int64_t training_bytes = 0;  // see Advice
-  int64_t state_bytes = 0;     // state or KV cache at that length, all layers
-  std::string excluded;        // why it cannot be chosen; "" = it can
+  // State or the most that a KV cache holds by that length, all layers.
+  int64_t state_bytes = 0;
+  std::string excluded;  // why it cannot be chosen; "" = it can
   Crossover against_sdpa, against_softmax;
 };
 struct Advice {
@@ -213,8 +216,9 @@ struct Advice {
 // the linear kinds, in the order of the losses in docs/training.md, the first
 // whose attention takes no longer than the rest of the layer. Kinds that lack
 // the form or the memory are passed over. Times of a saved bench are scaled to
-// heads x batch in proportion, and to `length` on log-log lines. An error where
-// the report lacks what is asked (head_dim, threads, causal).
+// heads x batch in proportion, and to `length` on log-log lines, at most 16
+// times the longest measured. An error beyond it, and where the report lacks
+// what is asked (head_dim, threads, causal).
 Result<Advice> advise(const AdviseOptions& options, const BenchReport& report);
 std::string advice_text(const Advice& advice, const AdviseOptions& options,
                         const BenchReport& report);

@@ -33,14 +33,32 @@ std::string_view family_of(std::string_view kind) {
   return kind.empty() ? "" : kind == "linformer" ? "linformer" : "linear";
 }
 
+// How far lines go on, times the longest measured length: a slope's error grows
+// with the distance, and more data leave the caches.
+constexpr int64_t kReach = 16;
+
+int64_t longest_of(const LengthCurve& curve) {
+  return curve.empty() ? 0 : static_cast<int64_t>(curve.back().first);
+}
+
+// Bytes of figures from files and options: saturates instead of overflowing.
+int64_t saturated(double value) {
+  constexpr double kMost = 9e18;
+  return value < kMost ? std::llround(value) : static_cast<int64_t>(kMost);
+}
+
 // The value at a length on log-log lines through the points; beyond them the
-// nearest line goes on (*outside). nullopt: no point, or one elsewhere.
+// nearest line goes on (*outside). nullopt: no point, one elsewhere, or beyond
+// kReach.
 std::optional<double> value_at(const LengthCurve& curve, double length,
                                bool* outside) {
   for (const auto& [x, y] : curve) {
     if (x == length) return y;
   }
-  if (curve.size() < 2) return std::nullopt;
+  if (curve.size() < 2 ||
+      length > static_cast<double>(kReach) * curve.back().first) {
+    return std::nullopt;
+  }
   size_t next = 1;
   while (next + 1 < curve.size() && curve[next].first < length) ++next;
   const auto& [x0, y0] = curve[next - 1];
@@ -125,11 +143,17 @@ class Adviser {
     const bool has_causal = kind.no_causal.empty();
     if (options_.is_causal && has_causal) {
       cost.decode = seconds(kind.name, BenchPass::kDecode);
+      // Of one head, whose bytes fit into 64 bits. What a layer may hold: a
+      // longformer's twice what the bench's step reads, since its cache drops
+      // tokens out of sight only when as many again have come.
       const StateSize state =
-          state_size(attention_of(kind, report_.options), options_.heads,
-                     options_.head_dim, static_cast<int64_t>(element_bytes()));
+          state_size(attention_of(kind, report_.options), 1, options_.head_dim,
+                     static_cast<int64_t>(element_bytes()));
       cost.state_bytes =
-          state.bytes_at(options_.length) * options_.layers * options_.batch;
+          saturated(static_cast<double>(state.bytes_at(options_.length)) *
+                    static_cast<double>(options_.heads) *
+                    static_cast<double>(options_.layers) *
+                    static_cast<double>(options_.batch));
     }
     cost.training_bytes = training_bytes(kind.name);
     const int64_t needed =
@@ -140,9 +164,20 @@ class Adviser {
       cost.excluded = str_cat("does not fit: ", byte_size(needed), " of ",
                               byte_size(options_.memory));
     } else if (!(options_.is_decoding ? cost.decode : cost.training)) {
-      cost.excluded = str_cat("not measured: ", title_of(main_pass()));
+      cost.excluded = why_unknown(curve_of(report_, main, kind.name));
     }
     return cost;
+  }
+
+  // Why a curve says nothing at the length.
+  std::string why_unknown(const LengthCurve& curve) const {
+    if (curve.empty()) {
+      return str_cat("not measured: ", title_of(main_pass()));
+    }
+    const std::string longest = counted(longest_of(curve), "token");
+    if (curve.size() == 1) return "measured at " + longest + " alone";
+    return str_cat("measured up to ", longest, ", which tells up to ",
+                   with_commas(kReach * longest_of(curve)));
   }
 
   // What a training step keeps of all layers (queries, keys, values, outputs)
@@ -162,7 +197,7 @@ class Adviser {
     const double kept = 4 * length * width() *
                         static_cast<double>(options_.batch * options_.layers) *
                         element_bytes();
-    return std::llround(kept + one);
+    return saturated(kept + one);
   }
 
   // Of a kind that is not excluded, in seconds.
@@ -210,13 +245,16 @@ class Adviser {
             ? "exact softmax would take " + times_rest(*advice, *softmax)
             : "exact softmax cannot be chosen";
     const KindAdvice* window = open(*advice, "window");
-    const int64_t reach = options_.layers * report_.options.window;
+    const int64_t reach =
+        saturated(static_cast<double>(options_.layers) *
+                  static_cast<double>(report_.options.window));
+    const std::string layers = counted(options_.layers, "layer");
     if (bears(window) && reach >= options_.length) {
       advice->kind = "window";
-      advice->reason = str_cat(
-          instead, "; a window of ", report_.options.window, " takes ",
-          times_rest(*advice, *window), ", and through ", options_.layers,
-          " layers it reaches ", with_commas(reach), " tokens");
+      advice->reason =
+          str_cat(instead, "; a window of ", report_.options.window, " takes ",
+                  times_rest(*advice, *window), ", and through ", layers,
+                  " it reaches ", counted(reach, "token"));
       return;
     }
     const KindAdvice* cheapest = nullptr;
@@ -230,12 +268,13 @@ class Adviser {
       const KindAdvice* cost = open(*advice, kind);
       if (!bears(cost)) continue;
       advice->kind = kind;
-      advice->reason =
-          str_cat(instead, "; ", options_.layers, " layers of a window of ",
-                  report_.options.window, " reach ", with_commas(reach),
-                  " tokens; of the linear kinds that are bearable here, ", kind,
-                  " had the lowest loss (docs/training.md), and takes ",
-                  times_rest(*advice, *cost));
+      advice->reason = str_cat(
+          instead, "; ", layers, " of a window of ", report_.options.window,
+          options_.layers == 1 ? " reaches " : " reach ",
+          counted(reach, "token"),
+          "; of the linear kinds that are bearable here, ", kind,
+          " had the lowest loss (docs/training.md), and takes ",
+          times_rest(*advice, *cost));
       return;
     }
     if (cheapest == nullptr) {
@@ -266,6 +305,9 @@ std::string list_of(const std::vector<T>& values) {
 }  // namespace
 }  // namespace bench_internal
 
+// That advise_bench() measures.
+constexpr int64_t kLongest = 16384;
+
 Status validate(const AdviseOptions& options) {
   constexpr int64_t kMost = int64_t{1} << 40;
   // Elements of queries, keys, values and outputs whose bytes still count in 64
@@ -292,6 +334,10 @@ Status validate(const AdviseOptions& options) {
         "length x head-dim x heads x layers x batch: found ", elements,
         ", expected at most ", kMostElements);
   }
+  if (options.threads < 0) {
+    return invalid_argument("threads: found ", options.threads,
+                            ", expected a number of them, or 0 for torch's");
+  }
   if (options.memory < 0) {
     return invalid_argument("memory: found ", options.memory,
                             ", expected bytes, 0 or more");
@@ -304,10 +350,20 @@ Status validate(const AdviseOptions& options) {
   return {};
 }
 
+Status check_advise_bench(const AdviseOptions& options) {
+  constexpr int64_t kMost = bench_internal::kReach * kLongest;
+  if (options.length <= kMost) return {};
+  return invalid_argument(
+      "length: found ", options.length, ", expected at most ", kMost, ", ",
+      bench_internal::kReach, " times the longest that is measured here, ",
+      kLongest,
+      ": measure longer by `cosformer bench --lengths` and read that "
+      "by --bench");
+}
+
 BenchOptions advise_bench(const AdviseOptions& options, double seconds) {
   // Enough lengths for the crossovers, and the one that is asked for; beyond
   // the longest, lines go on.
-  constexpr int64_t kLongest = 16384;
   BenchOptions bench;
   bench.lengths = {64, 256, 1024, 4096};
   const int64_t length = std::min(options.length, kLongest);
@@ -348,9 +404,9 @@ Result<Advice> advise(const AdviseOptions& asked, const BenchReport& report) {
   }
   const BenchPeak* peak = find_peak(report, options.threads);
   if (lacks(bench.threads, options.threads) || peak == nullptr) {
-    return not_found("the bench has no measurement with ", options.threads,
-                     " threads, only with ", list_of(bench.threads),
-                     ": choose by --threads");
+    return not_found("the bench has no measurement with ",
+                     counted(options.threads, "thread"), ", only with ",
+                     list_of(bench.threads), ": choose by --threads");
   }
   if (lacks(bench.causal, options.is_causal)) {
     return not_found("the bench has no ",
@@ -359,7 +415,22 @@ Result<Advice> advise(const AdviseOptions& asked, const BenchReport& report) {
   }
   if (!(peak->flops > 0)) {
     return not_found("the bench has no peak of multiply-adds for ",
-                     options.threads, " threads");
+                     counted(options.threads, "thread"));
+  }
+  const BenchSeries main = {
+      options.is_decoding ? BenchPass::kDecode : BenchPass::kBackward,
+      options.is_causal, options.head_dim, options.threads};
+  int64_t longest = 0;
+  for (const std::string& kind : bench.kinds) {
+    longest = std::max(longest, longest_of(curve_of(report, main, kind)));
+  }
+  if (longest > 0 && options.length > kReach * longest) {
+    return invalid_argument(
+        "length: found ", options.length, ", expected at most ",
+        kReach * longest, ", ", kReach, " times the longest measured, ",
+        longest,
+        ": measure longer by more --seconds or `cosformer bench "
+        "--lengths`");
   }
   return Adviser(options, report, *peak).run();
 }

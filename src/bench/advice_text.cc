@@ -9,6 +9,7 @@
 namespace cosformer {
 namespace {
 
+using bench_internal::counted;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kLosses =
@@ -81,7 +82,7 @@ std::string bearable_text(const Advice& advice, const AdviseOptions& options) {
       return what + rest + "up to about " + to_text(to) + " tokens here";
     case Crossover::Where::kAlwaysBehind:
       return what + rest + "at every length measured, up to " +
-             with_commas(static_cast<int64_t>(to.length)) + " tokens";
+             counted(static_cast<int64_t>(to.length), "token");
     case Crossover::Where::kAlwaysAhead:
       return what + rest + "at no length measured here";
     case Crossover::Where::kUnknown:
@@ -106,10 +107,10 @@ std::string advice_text(const Advice& advice, const AdviseOptions& options,
                         const BenchReport& report) {
   std::string out = bench_internal::machine_line(report) + "\n";
   out +=
-      str_cat("\nfor ", with_commas(options.length), " tokens, ",
-              options.is_causal ? "causal" : "not causal", ", ", options.heads,
-              options.heads == 1 ? " head of " : " heads of ", options.head_dim,
-              ", ", options.layers, " layers, batch ", options.batch,
+      str_cat("\nfor ", counted(options.length, "token"), ", ",
+              options.is_causal ? "causal" : "not causal", ", ",
+              counted(options.heads, "head"), " of ", options.head_dim, ", ",
+              counted(options.layers, "layer"), ", batch ", options.batch,
               options.is_decoding ? ", to decode" : ", to train", ":\n\n  use ",
               advice.kind.empty() ? "none of these" : advice.kind, ": ",
               advice.reason, "\n\n");
@@ -118,12 +119,15 @@ std::string advice_text(const Advice& advice, const AdviseOptions& options,
   if (is_any_extrapolated(advice)) out += "; ~: beyond the lengths measured";
   const BenchOptions& bench = report.options;
   if (bench.heads * bench.batch != options.heads * options.batch) {
-    out += str_cat("; in proportion from the ", bench.heads,
-                   " heads and batch ", bench.batch, " measured");
+    out += str_cat("; in proportion from the ", counted(bench.heads, "head"),
+                   " and batch ", bench.batch, " measured");
   }
-  out += str_cat("; memory, state and cache: all ", options.layers,
-                 " layers (training: queries, keys, values and outputs kept "
-                 "for the backward, and one layer's peak)\n");
+  out +=
+      str_cat("; memory, state and cache: ",
+              options.layers == 1 ? "the one layer"
+                                  : "all " + counted(options.layers, "layer"),
+              " (training: queries, keys, values and outputs kept "
+              "for the backward, and one layer's peak)\n");
   out += "\nwhat each gives up against exact softmax:\n";
   for (const KindAdvice& each : advice.kinds) {
     if (each.kind == "sdpa") continue;

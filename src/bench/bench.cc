@@ -52,6 +52,7 @@ struct Group {
 // A kind at its turn.
 struct Contestant {
   BenchPoint* point;
+  double work = 0;  // that its time grows with
   Case call;
   int64_t calls = 1;  // in a timed run
   int64_t rounds = 0;
@@ -170,8 +171,8 @@ class Bench {
     if (!callbacks_.on_progress) return;
     callbacks_.on_progress(
         {done, static_cast<int64_t>(report_.points.size()), seconds(),
-         str_cat(point.length, " tokens, ", title_of(series_of(point)), ": ",
-                 point.kind)});
+         str_cat(counted(point.length, "token"), ", ",
+                 title_of(series_of(point)), ": ", point.kind)});
   }
 
   using Points = std::pair<std::vector<BenchPoint>::iterator,
@@ -222,15 +223,17 @@ class Bench {
                                                       : "no causal form: ",
                      kind.no_causal);
     }
-    auto made = maker.make(kind);
-    if (!made.ok()) return made.status().message();
-    one->call = std::move(*made);
+    // Before anything is allocated: long inputs may be more than there is.
+    one->work = maker.work(kind);
     const double run = predicted(*one);
     // With the one that warms up.
     if (run * static_cast<double>(kFewestRounds + 1) > slot / 2) {
       point.predicted = run;
       return str_cat("no time for it in --seconds ", report_.options.seconds);
     }
+    auto made = maker.make(kind);
+    if (!made.ok()) return made.status().message();
+    one->call = std::move(*made);
     maker.release();
     Status status;
     const double start = clock(point.threads);
@@ -260,23 +263,16 @@ class Bench {
     return "";
   }
 
-  // What time grows with: operations, or a step's bytes.
-  static double work_of(const Case& one) {
-    return one.floor_bytes > 0 ? static_cast<double>(one.floor_bytes)
-                               : one.operations;
-  }
-
   // Seconds of a call, from the length before by the work of both.
   double predicted(const Contestant& one) const {
     const BenchPoint& p = *one.point;
-    const double work = work_of(one.call);
     const auto before = last_.find(key_of(p));
     if (before != last_.end()) {
-      return before->second.first * work / before->second.second;
+      return before->second.first * one.work / before->second.second;
     }
-    if (one.call.floor_bytes > 0) return 0;  // a step is short
+    if (p.pass == BenchPass::kDecode) return 0;  // a step is short
     const double peak = fma_peak(isa_, is_double());
-    return work / (kGuessedShare * peak * static_cast<double>(p.threads));
+    return one.work / (kGuessedShare * peak * static_cast<double>(p.threads));
   }
 
   using Key = std::tuple<std::string, BenchPass, bool, int64_t, int64_t>;
@@ -297,9 +293,7 @@ class Bench {
     shared_out(threads, [&](int64_t task, int) {
       each[static_cast<size_t>(task)] = fma_peak(isa_, is_double());
     });
-    double sum = 0;
-    for (const double peak : each) sum += peak;
-    return sum;
+    return peak_of_all(each, report_.machine.cores);
   }
 
   // The peak even where nothing but decoding is measured, and the rate of
@@ -397,7 +391,7 @@ class Bench {
     point.fastest_seconds =
         *std::min_element(one->seconds.begin(), one->seconds.end());
     point.share = median(one->shares);
-    last_[key_of(point)] = {point.seconds, work_of(one->call)};
+    last_[key_of(point)] = {point.seconds, one->work};
   }
 
   void finish(BenchReport* report, bool is_complete) const {

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <new>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -139,19 +140,83 @@ struct CaseMaker::Inputs {
     return out;
   }
 
+  double operations(std::string_view kind) const;
+  int64_t tokens_seen(std::string_view kind) const;
+
   Case sdpa();
-  Case softmax(SoftmaxAttentionArgs args, double pairs, int64_t visible);
+  Case softmax(SoftmaxAttentionArgs args, double operations, int64_t visible);
   Case t5();
   Case window();
   Case longformer();
   Case bigbird();
-  Case linear(const char* feature_map, bool cosine);
+  Case linear(std::string_view kind);
   Case performer();
   Case linformer();
   double pairs(int64_t reach) const {
     return visible_pairs(length, is_causal, reach) * heads();
   }
 };
+
+// Of a call of that kind. bigbird: about; its own count is exact.
+double CaseMaker::Inputs::operations(std::string_view kind) const {
+  const bool both = has_backward();
+  const auto n = static_cast<double>(length);
+  if (kind == "window") {
+    return softmax_operations(pairs(options.window), dim, both);
+  }
+  if (kind == "longformer") {
+    // The window, the global column, and (not causal) the global row.
+    const auto far =
+        static_cast<double>(std::max<int64_t>(length - 1 - options.window, 0));
+    const double count =
+        pairs(options.window) + far * heads() * (is_causal ? 1 : 2);
+    return softmax_operations(count, dim, both);
+  }
+  if (kind == "bigbird") {
+    const double seen = n * static_cast<double>(tokens_seen(kind)) * heads();
+    return softmax_operations(std::min(seen, pairs(-1)), dim, both);
+  }
+  if (kind == "linear" || kind == "relu" || kind == "cosformer") {
+    // The cosine doubles the features.
+    const int64_t features = kind == "cosformer" ? 2 * dim : dim;
+    return linear_operations(features, dim, both) * n * heads();
+  }
+  if (kind == "performer") {
+    // The features of queries and keys, a product each; backward once more for
+    // the features and once for their gradient.
+    const int64_t features = options.num_features;
+    const double projected = (both ? 12 : 4) * static_cast<double>(features) *
+                             static_cast<double>(dim);
+    const double each = linear_operations(features, dim, both) + projected;
+    return each * n * heads();
+  }
+  if (kind == "linformer") {
+    // Keys and values by the projections, then exact softmax over the result;
+    // backward twice that product each.
+    const int64_t projected = std::min(options.projected_len, length);
+    const double each = (both ? 12 : 4) * static_cast<double>(projected * dim);
+    const double count = static_cast<double>(length * projected) * heads();
+    return each * n * heads() + softmax_operations(count, dim, both);
+  }
+  return softmax_operations(pairs(-1), dim, both);
+}
+
+// By a row far from the first. A linear kind: its state, of one token's size.
+int64_t CaseMaker::Inputs::tokens_seen(std::string_view kind) const {
+  if (kind == "window") return std::min(length, options.window + 1);
+  if (kind == "longformer") {
+    return std::min(length, kGlobalTokens + options.window + 1);
+  }
+  if (kind == "bigbird") {
+    const BigBirdAttentionArgs usual;
+    return std::min(length, usual.block_size *
+                                (usual.num_random_blocks + usual.window_blocks +
+                                 usual.global_blocks.first));
+  }
+  const bool is_exact =
+      kind == "sdpa" || kind == "softmax" || kind == "softmax-t5";
+  return is_exact ? length : 1;
+}
 
 // In torch's own layout, [batch, heads, seq, dim]. A decoding program would
 // also copy the new key and value into its cache, which is left out here.
@@ -162,7 +227,7 @@ Case CaseMaker::Inputs::sdpa() {
   const Tensor query = input(size), key = input(all), value = input(all);
   const bool masked = is_causal && !is_decoding();
   Case out = call(
-      softmax_operations(pairs(-1), dim, has_backward()), {query, key, value},
+      operations("sdpa"), {query, key, value},
       [=] {
         return at::scaled_dot_product_attention(query, key, value, std::nullopt,
                                                 0.0, masked);
@@ -172,7 +237,7 @@ Case CaseMaker::Inputs::sdpa() {
   return out;
 }
 
-Case CaseMaker::Inputs::softmax(SoftmaxAttentionArgs args, double pairs,
+Case CaseMaker::Inputs::softmax(SoftmaxAttentionArgs args, double operations,
                                 int64_t visible) {
   if (is_decoding()) {
     return cached_step(length, visible, /*is_ring=*/false, std::nullopt, args);
@@ -181,7 +246,7 @@ Case CaseMaker::Inputs::softmax(SoftmaxAttentionArgs args, double pairs,
   std::vector<Tensor> inputs = {q, k, v};
   if (args.relative_bias) inputs.push_back(*args.relative_bias);
   return call(
-      softmax_operations(pairs, dim, has_backward()), inputs,
+      operations, inputs,
       [=, this] { return softmax_attention(q, k, v, args); }, d_out);
 }
 
@@ -190,7 +255,7 @@ Case CaseMaker::Inputs::t5() {
   const bool is_double = options.dtype == DType::kFloat64;
   args.relative_bias = input({options.heads, 2 * kT5Reach + 1},
                              is_double ? at::kDouble : at::kFloat);
-  return softmax(args, pairs(-1), length);
+  return softmax(args, operations("softmax-t5"), length);
 }
 
 Case CaseMaker::Inputs::window() {
@@ -198,11 +263,11 @@ Case CaseMaker::Inputs::window() {
   const int64_t window = options.window;
   args.window = {window, is_causal ? 0 : window};
   if (is_decoding()) {
-    const int64_t slots = std::min(length, window + 1);
+    const int64_t slots = tokens_seen("window");
     return cached_step(slots, slots, /*is_ring=*/slots < length, std::nullopt,
                        args);
   }
-  return softmax(args, pairs(window), 0);
+  return softmax(args, operations("window"), 0);
 }
 
 Case CaseMaker::Inputs::longformer() {
@@ -210,8 +275,10 @@ Case CaseMaker::Inputs::longformer() {
   const int64_t window = options.window;
   args.window = {window, is_causal ? 0 : window};
   if (is_decoding()) {
-    // As the layers keep it: the first tokens ahead of the last ones.
-    const int64_t slots = std::min(length, kGlobalTokens + window + 1);
+    // As the layers keep it: the first tokens ahead of the last ones. Theirs
+    // grows to twice as many tokens before it drops those out of sight, which
+    // state_size() counts and no step reads.
+    const int64_t slots = tokens_seen("longformer");
     Tensor mask = at::zeros({options.batch, slots}, at::kBool);
     mask.narrow(1, 0, std::min(slots, kGlobalTokens)).fill_(true);
     args.global_mask = mask;
@@ -225,13 +292,8 @@ Case CaseMaker::Inputs::longformer() {
   args.is_causal = is_causal;
   const Tensor q_global = tokens(length), k_global = tokens(length),
                v_global = tokens(length);
-  // The window, the global column, and (not causal) the global row.
-  const auto far =
-      static_cast<double>(std::max<int64_t>(length - 1 - window, 0));
-  const double count = pairs(window) + far * heads() * (is_causal ? 1 : 2);
   return call(
-      softmax_operations(count, dim, has_backward()),
-      {q, k, v, q_global, k_global, v_global},
+      operations("longformer"), {q, k, v, q_global, k_global, v_global},
       [=, this] {
         return longformer_attention(q, k, v, q_global, k_global, v_global,
                                     args);
@@ -259,13 +321,15 @@ Case CaseMaker::Inputs::bigbird() {
       args.block_mask->select(1, blocks - 1).sum().item<int64_t>() * block /
       options.heads;
   // Of a short sequence, no more than there is.
-  return softmax(args, std::min(whole, pairs(-1)), std::min(visible, length));
+  return softmax(
+      args, softmax_operations(std::min(whole, pairs(-1)), dim, has_backward()),
+      std::min(visible, length));
 }
 
-Case CaseMaker::Inputs::linear(const char* feature_map, bool cosine) {
+Case CaseMaker::Inputs::linear(std::string_view kind) {
   LinearAttentionArgs args;
-  args.feature_map = feature_map;
-  if (cosine) args.reweight_len = length;
+  args.feature_map = kind == "linear" ? "elu1" : "relu";
+  if (kind == "cosformer") args.reweight_len = length;
   args.is_causal = is_causal;
   if (is_decoding()) {
     args.return_state = true;
@@ -276,11 +340,8 @@ Case CaseMaker::Inputs::linear(const char* feature_map, bool cosine) {
       linear_attention_decode_step_(q, k, v, state, args);
     });
   }
-  // The cosine doubles the features.
-  const double each =
-      linear_operations(cosine ? 2 * dim : dim, dim, has_backward());
   return call(
-      each * static_cast<double>(length) * heads(), {q, k, v},
+      operations(kind), {q, k, v},
       [=, this] { return std::get<0>(linear_attention(q, k, v, args)); },
       d_out);
 }
@@ -299,15 +360,8 @@ Case CaseMaker::Inputs::performer() {
       performer_attention_decode_step_(q, k, v, projection, state);
     });
   }
-  // The features of queries and keys, a product each; backward once more for
-  // the features and once for their gradient.
-  const double projected = (has_backward() ? 12 : 4) *
-                           static_cast<double>(features) *
-                           static_cast<double>(dim);
-  const double each =
-      linear_operations(features, dim, has_backward()) + projected;
   return call(
-      each * static_cast<double>(length) * heads(), {q, k, v},
+      operations("performer"), {q, k, v},
       [=, this] {
         return std::get<0>(performer_attention(q, k, v, projection, args));
       },
@@ -318,15 +372,8 @@ Case CaseMaker::Inputs::linformer() {
   const int64_t projected = std::min(options.projected_len, length);
   const Tensor key_proj = input({length, projected}),
                value_proj = input({length, projected});
-  // Keys and values by the projections, then exact softmax over the result;
-  // backward twice that product each.
-  const double each =
-      (has_backward() ? 12 : 4) * static_cast<double>(projected * dim);
-  const double count = static_cast<double>(length * projected) * heads();
   return call(
-      each * static_cast<double>(length) * heads() +
-          softmax_operations(count, dim, has_backward()),
-      {q, k, v, key_proj, value_proj},
+      operations("linformer"), {q, k, v, key_proj, value_proj},
       [=, this] { return linformer_attention(q, k, v, key_proj, value_proj); },
       d_out);
 }
@@ -352,21 +399,27 @@ Result<Case> CaseMaker::make(const BenchKind& kind) const {
       if (in.has_backward()) in.d_out = at::randn(in.q.sizes(), in.q.options());
     }
     if (kind.name == "sdpa") return in.sdpa();
-    if (kind.name == "softmax") return in.softmax({}, in.pairs(-1), in.length);
+    if (kind.name == "softmax") {
+      return in.softmax({}, in.operations(kind.name), in.length);
+    }
     if (kind.name == "softmax-t5") return in.t5();
     if (kind.name == "window") return in.window();
     if (kind.name == "longformer") return in.longformer();
     if (kind.name == "bigbird") return in.bigbird();
     if (kind.name == "performer") return in.performer();
-    if (kind.name == "linear") return in.linear("elu1", false);
-    if (kind.name == "relu") return in.linear("relu", false);
-    if (kind.name == "cosformer") return in.linear("relu", true);
-    return in.linformer();
+    if (kind.name == "linformer") return in.linformer();
+    return in.linear(kind.name);
   } catch (const c10::Error& error) {
     return invalid_argument(error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
     return Status(StatusCode::kOutOfMemory, "out of memory");
   }
+}
+
+double CaseMaker::work(const BenchKind& kind) const {
+  const Inputs& in = *inputs_;
+  return in.is_decoding() ? static_cast<double>(in.tokens_seen(kind.name))
+                          : in.operations(kind.name);
 }
 
 void CaseMaker::release() const {

@@ -32,6 +32,10 @@ class CaseMaker {
   // Valid while the maker lives. Errors: what torch or an operator refuses, and
   // memory that is not there.
   Result<Case> make(const BenchKind& kind) const;
+  // What the time of that call grows with, without making it: operations
+  // (bigbird: about), or decoding the tokens that a step sees (linear kinds:
+  // 1).
+  double work(const BenchKind& kind) const;
   // Drops the gradients of the last run.
   void release() const;
 

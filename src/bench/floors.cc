@@ -1,6 +1,8 @@
 #include "bench/floors.h"
 
+#include <algorithm>
 #include <ctime>
+#include <numeric>
 
 #include "kernels/simd/targets.h"
 
@@ -104,6 +106,11 @@ double thread_seconds() {
 }
 double fma_peak(Isa isa, bool is_double) {
   return simd::peak_on(isa, is_double);
+}
+double peak_of_all(const std::vector<double>& peaks, int64_t cores) {
+  const double sum = std::accumulate(peaks.begin(), peaks.end(), 0.0);
+  const auto threads = static_cast<double>(peaks.size());
+  return sum * std::min(1.0, static_cast<double>(cores) / threads);
 }
 void update_memory(Isa isa, float* data, int64_t count) {
   simd::update_on(isa, data, count);

@@ -3,6 +3,7 @@
 #define COSFORMER_SRC_BENCH_FLOORS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/dispatch.h"
 
@@ -16,6 +17,11 @@ double thread_seconds();
 // this instruction set, float32 or float64, on the calling thread. Takes about
 // half a millisecond.
 double fma_peak(Isa isa, bool is_double);
+
+// What so many threads reach at once: the sum of their peaks, each of which is
+// by its own processor time, as if it had a core to itself. More threads than
+// cores have but a part of one, and the kernels' runs are on the wall clock.
+double peak_of_all(const std::vector<double>& peaks, int64_t cores);
 
 // Plain loops over memory, in the vectors of this instruction set: multiplies
 // every element in place (what a step does to a state), or adds them all up

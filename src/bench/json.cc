@@ -13,6 +13,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kFormatVersion = 1;
+// Whole numbers below this are exact in every reader of JSON.
+constexpr double kMost = 9007199254740992;  // 2^53
+// bench.json has four levels; a tree is freed and copied level by level on the
+// stack.
+constexpr int kDeepest = 64;
 
 // A crossover for programs: null where there is none.
 Json json_of(const Crossover& crossover) {
@@ -114,8 +119,11 @@ class Reader {
   }
   void read(const char* key, double* out) {
     if (const Json* value = find(key)) {
-      if (!value->is_number() || value->get<double>() < 0) {
+      if (!value->is_number() || !(value->get<double>() >= 0)) {
         return expected(full(key), *value, "a number, 0 or more");
+      }
+      if (value->get<double>() >= kMost) {
+        return expected(full(key), *value, "a number below 2^53");
       }
       *out = value->get<double>();
     }
@@ -124,6 +132,9 @@ class Reader {
     if (const Json* value = find(key)) {
       if (!value->is_number_integer() || value->get<double>() < 0) {
         return expected(full(key), *value, "a whole number, 0 or more");
+      }
+      if (value->get<double>() >= kMost) {
+        return expected(full(key), *value, "a whole number below 2^53");
       }
       *out = value->get<int64_t>();
     }
@@ -194,7 +205,10 @@ class Reader {
   void expected(const std::string& key, const Json& found, const char* what) {
     if (!status_->ok()) return;
     std::string text =
-        found.dump(-1, ' ', false, Json::error_handler_t::replace);
+        found.is_array() ? "an array"
+        : found.is_object()
+            ? "an object"
+            : found.dump(-1, ' ', false, Json::error_handler_t::replace);
     if (text.size() > 40) text = text.substr(0, 40) + "...";
     *status_ = data_loss(key.empty() ? "the file" : key, ": found ", text,
                          ", expected ", what);
@@ -268,6 +282,30 @@ Status put_in_order(BenchReport* report) {
   return {};
 }
 
+// A bench writes each of them with something in it.
+Status check_lists(const BenchReport& report) {
+  const std::pair<const char*, size_t> lists[] = {
+      {"options.kinds", report.options.kinds.size()},
+      {"options.threads", report.options.threads.size()},
+      {"peaks", report.peaks.size()},
+      {"points", report.points.size()}};
+  for (const auto& [key, size] : lists) {
+    if (size == 0) {
+      return data_loss(key, ": found an empty array, expected at least one");
+    }
+  }
+  for (const int64_t threads : report.options.threads) {
+    const bool any = std::any_of(
+        report.peaks.begin(), report.peaks.end(),
+        [&](const BenchPeak& peak) { return peak.threads == threads; });
+    if (!any) {
+      return data_loss("peaks: found none of threads ", threads,
+                       ", expected one of each in options.threads");
+    }
+  }
+  return {};
+}
+
 Status read_report(const Json& json, BenchReport* report) {
   Status status;
   Reader in(json, "", &status);
@@ -315,8 +353,8 @@ Status read_report(const Json& json, BenchReport* report) {
   COSFORMER_RETURN_IF_ERROR(status);
   COSFORMER_RETURN_IF_ERROR(put_in_order(report));
   status = validate(report->options);
-  if (status.ok()) return status;
-  return data_loss("options: ", status.message());
+  if (!status.ok()) return data_loss("options: ", status.message());
+  return check_lists(*report);
 }
 
 }  // namespace
@@ -348,11 +386,23 @@ std::string to_json(const BenchReport& report) {
 
 Result<BenchReport> bench_report_from_json(std::string_view text,
                                            const std::string& where) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  // Deeper values are dropped as they are read, by a parser that does not
+  // recurse.
+  bool is_deeper = false;
+  const auto keep = [&](int depth, Json::parse_event_t, const Json&) {
+    is_deeper |= depth > kDeepest;
+    return depth <= kDeepest;
+  };
+  const Json json = Json::parse(text, keep, /*allow_exceptions=*/false);
+  if (is_deeper) {
+    return data_loss(where, ": found arrays or objects more than ", kDeepest,
+                     " deep, expected what `cosformer bench --out` writes");
+  }
   if (json.is_discarded()) {
-    return data_loss(where,
-                     ": not JSON, expected what `cosformer bench --out` "
-                     "writes as bench.json");
+    return data_loss(
+        where,
+        ": not JSON of finite numbers, expected what `cosformer bench --out` "
+        "writes as bench.json");
   }
   BenchReport report;
   const Status status = read_report(json, &report);

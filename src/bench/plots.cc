@@ -175,13 +175,11 @@ std::string script_of(const BenchReport& report,
   out << std::setprecision(8) << plot::gnuplot_header(width, height, 14, png)
       << "set multiplot\n"
       << "set label 1 "
-      << plot::quoted(
-             str_cat(quantity.title, ": ", report.options.heads,
-                     report.options.heads == 1 ? " head of " : " heads of ",
-                     first.head_dim, ", batch ", report.options.batch, ", ",
-                     name(report.options.dtype), ", ", first.threads,
-                     first.threads == 1 ? " thread of " : " threads of ",
-                     report.machine.cpu, " (", report.machine.isa, ")"))
+      << plot::quoted(str_cat(
+             quantity.title, ": ", counted(report.options.heads, "head"),
+             " of ", first.head_dim, ", batch ", report.options.batch, ", ",
+             name(report.options.dtype), ", ", counted(first.threads, "thread"),
+             " of ", report.machine.cpu, " (", report.machine.isa, ")"))
       << " at screen 0.5, " << 1.0 - 0.5 * kHead / height
       << " center noenhanced font ',18' tc rgb '#222222'\n"
       << "set logscale xy\nset format y '%g'\nunset mxtics\n"

@@ -21,19 +21,20 @@ std::string title_of(const BenchSeries& series) {
                        : series.is_causal                ? ", causal"
                                                          : ", not causal";
   return str_cat(title_of(series.pass), causal, ", head_dim ", series.head_dim,
-                 ", ", series.threads,
-                 series.threads == 1 ? " thread" : " threads");
+                 ", ", counted(series.threads, "thread"));
 }
 
 std::string machine_line(const BenchReport& report) {
   const BenchMachine& machine = report.machine;
   const BenchOptions& options = report.options;
   return str_cat("cosformer ", machine.version, " on ", machine.cpu, " (",
-                 machine.isa, ", ", machine.cores,
-                 machine.cores == 1 ? " core" : " cores", "), torch ",
+                 machine.isa, ", ", counted(machine.cores, "core"), "), torch ",
                  machine.torch_version, "; ", name(options.dtype), ", batch ",
-                 options.batch, ", ", options.heads,
-                 options.heads == 1 ? " head" : " heads");
+                 options.batch, ", ", counted(options.heads, "head"));
+}
+
+std::string counted(int64_t count, std::string_view thing) {
+  return str_cat(with_commas(count), " ", thing, count == 1 ? "" : "s");
 }
 
 const BenchPoint* find_point(const BenchReport& report,
@@ -64,11 +65,10 @@ std::vector<std::string> preface(const BenchReport& report) {
   std::vector<std::string> lines = {machine_line(report)};
   std::string peaks;
   for (const BenchPeak& peak : report.peaks) {
-    peaks +=
-        str_cat(peaks.empty() ? "" : "; ", three_digits(peak.flops * 1e-9),
-                " GF/s of multiply-adds, ",
-                three_digits(peak.read_bytes * 1e-9), " GB/s of memory on ",
-                peak.threads, peak.threads == 1 ? " thread" : " threads");
+    peaks += str_cat(peaks.empty() ? "" : "; ", three_digits(peak.flops * 1e-9),
+                     " GF/s of multiply-adds, ",
+                     three_digits(peak.read_bytes * 1e-9),
+                     " GB/s of memory on ", counted(peak.threads, "thread"));
   }
   lines.push_back("floor: " + peaks);
   lines.push_back(
@@ -76,14 +76,14 @@ std::vector<std::string> preface(const BenchReport& report) {
       "plain loop over the state or cache), measured beside every run, over "
       "its time");
   lines.push_back(str_cat(
-      "time: the median of up to ", options.repeats,
-      " rounds in which all kinds take turns (one thread: its processor time); "
+      "time: the median of up to ", counted(options.repeats, "round"),
+      " in which all kinds take turns (one thread: its processor time); "
       "memory: peak beyond inputs, outputs and gradients (decode: with the "
       "state "
       "or cache)"));
   lines.push_back(str_cat("window ", options.window, " a side, ",
-                          options.num_features, " random features, ",
-                          options.projected_len, " projected keys"));
+                          counted(options.num_features, "random feature"), ", ",
+                          counted(options.projected_len, "projected key")));
   return lines;
 }
 
@@ -100,8 +100,8 @@ std::vector<std::string> left_out(const BenchReport& report) {
   for (const std::string& reason : reasons) {
     std::string list;
     for (const auto& [kind, count] : kinds[reason]) {
-      list += str_cat(list.empty() ? "" : ", ", kind, " (", count,
-                      count == 1 ? " point)" : " points)");
+      list += str_cat(list.empty() ? "" : ", ", kind, " (",
+                      counted(count, "point"), ")");
     }
     lines.push_back(reason + ": " + list);
   }

@@ -2,6 +2,7 @@
 #ifndef COSFORMER_SRC_BENCH_REPORT_H_
 #define COSFORMER_SRC_BENCH_REPORT_H_
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -16,6 +17,9 @@ std::string title_of(const BenchSeries& series);
 // "cosformer 0.1.0 on AMD EPYC (avx512, 2 cores), torch 2.13.0; float32, batch
 // 1, 8 heads".
 std::string machine_line(const BenchReport& report);
+
+// "1 layer", "2,048 tokens".
+std::string counted(int64_t count, std::string_view thing);
 
 // nullptr: none.
 const BenchPoint* find_point(const BenchReport& report,

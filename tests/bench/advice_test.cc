@@ -121,6 +121,63 @@ TEST(Advise, InterpolatesAndExtrapolatesOnLogLogLines) {
   EXPECT_NEAR(of(beyond, "linear").decode->seconds, 4e-6, 1e-12);
 }
 
+TEST(Advise, LinesEndAtSixteenTimesTheLongestLength) {
+  BenchReport report = usual();
+  EXPECT_TRUE(advise(at(65536), report).ok());
+  EXPECT_EQ(advise(at(65537), report).status().message(),
+            "length: found 65537, expected at most 65536, 16 times the longest "
+            "measured, 4096: measure longer by more --seconds or `cosformer "
+            "bench --lengths`");
+  // A kind that was measured less far than others.
+  for (BenchPoint& p : report.points) {
+    if (p.kind == "softmax" && p.length > 256) p.left_out = "no time";
+  }
+  const Advice advice = advice_of(at(4097), report);
+  EXPECT_EQ(of(advice, "softmax").excluded,
+            "measured up to 256 tokens, which tells up to 4,096");
+  EXPECT_FALSE(of(advice, "softmax").training);
+  EXPECT_EQ(of(advice, "linear").excluded, "");
+  EXPECT_TRUE(check_advise_bench(at(16 * 16384)).ok());
+  EXPECT_TRUE(contains(check_advise_bench(at(16 * 16384 + 1)).message(),
+                       "expected at most 262144"));
+}
+
+TEST(Advise, LargeOptionsSaturate) {
+  BenchReport report = usual();
+  report.options.window = int64_t{1} << 26;
+  report.options.num_features = int64_t{1} << 26;
+  AdviseOptions options = at(1000);
+  options.layers = int64_t{1} << 37;  // x window: 2^63
+  const Advice deep = advice_of(options, report);
+  for (const KindAdvice& each : deep.kinds) {
+    EXPECT_GT(each.state_bytes, int64_t{1} << 50) << each.kind;
+    EXPECT_GT(each.training_bytes, int64_t{1} << 50) << each.kind;
+  }
+  EXPECT_EQ(of(deep, "performer").state_bytes, 9'000'000'000'000'000'000);
+  // The window reaches over all.
+  for (BenchPoint& p : report.points) {
+    if (p.kind == "softmax") p.seconds *= 1e6;
+  }
+  EXPECT_EQ(advice_of(options, report).kind, "window");
+}
+
+TEST(Advise, OneIsNotPlural) {
+  BenchReport report = usual();
+  report.options.heads = 1;
+  AdviseOptions options = at(1);
+  options.layers = 1;
+  options.heads = 2;
+  const std::string text =
+      advice_text(advice_of(options, report), options, report);
+  for (const char* part : {"for 1 token, causal, 2 heads of 64, 1 layer, batch",
+                           "from the 1 head and", "the one layer"}) {
+    EXPECT_TRUE(contains(text, part)) << text;
+  }
+  for (const char* part : {" 1 tokens", " 1 layers", " 1 heads"}) {
+    EXPECT_FALSE(contains(text, part)) << text;
+  }
+}
+
 TEST(Advise, ScalesToHeadsAndBatch) {
   const BenchReport report = usual();
   AdviseOptions options = at(1024);
@@ -209,6 +266,9 @@ TEST(Advise, NamesWhatAReportLacks) {
   options = at(0);
   EXPECT_TRUE(
       contains(advise(options, report).status().message(), "length: found 0"));
+  options = at(256);
+  options.threads = -1;
+  EXPECT_TRUE(contains(validate(options).message(), "threads: found -1"));
   options = at(int64_t{1} << 40);
   options.batch = int64_t{1} << 40;
   EXPECT_TRUE(contains(advise(options, report).status().message(),
@@ -233,6 +293,36 @@ TEST(BenchJson, ReadsBackWhatItWrote) {
   ASSERT_TRUE(read.ok()) << read.status().message();
   EXPECT_EQ(to_json(*read), text);
   EXPECT_EQ(bench_markdown(*read), bench_markdown(report));
+}
+
+TEST(BenchJson, NothingIsEmpty) {
+  const BenchReport good = usual();
+  BenchReport report = good;
+  const auto message = [&] {
+    const auto read = bench_report_from_json(to_json(report), "b.json");
+    return read.ok() ? "" : read.status().message();
+  };
+  report.options.kinds.clear();
+  EXPECT_TRUE(contains(message(), "options.kinds: found an empty array"));
+  report = good;
+  report.peaks.clear();
+  EXPECT_TRUE(contains(message(), "b.json: peaks: found an empty array"));
+  report = good;
+  report.points.clear();
+  EXPECT_TRUE(contains(message(), "b.json: points: found an empty array"));
+}
+
+TEST(BenchJson, RefusesDeepNesting) {
+  for (const int depth : {100, 200000}) {
+    std::string arrays(static_cast<size_t>(depth), '[');
+    arrays += std::string(static_cast<size_t>(depth), ']');
+    for (const std::string& text : {arrays, "{\"peaks\": " + arrays + "}"}) {
+      const auto read = bench_report_from_json(text, "b.json");
+      ASSERT_FALSE(read.ok());
+      EXPECT_TRUE(contains(read.status().message(), "more than 64 deep"))
+          << read.status().message();
+    }
+  }
 }
 
 TEST(BenchJson, ErrorsNameTheKey) {
@@ -263,6 +353,22 @@ TEST(BenchJson, ErrorsNameTheKey) {
   EXPECT_EQ(broken("\"length\": 256", "\"length\": 64"),
             "b.json: points: found cosformer, forward, length 64 twice, "
             "expected each point once");
+  EXPECT_EQ(broken("\"heads\": 8", "\"heads\": [8, [9]]"),
+            "b.json: options.heads: found an array, expected a whole number, 0 "
+            "or more");
+  EXPECT_EQ(broken("\"heads\": 8", "\"heads\": 9007199254740993"),
+            "b.json: options.heads: found 9007199254740993, expected a whole "
+            "number below 2^53");
+  EXPECT_EQ(
+      broken("\"flops\": 100000000000.0", "\"flops\": 1e300"),
+      "b.json: peaks[0].flops: found 1e+300, expected a number below 2^53");
+  broken("\"flops\": 100000000000.0", "\"flops\": 1e999");
+  EXPECT_EQ(broken("\"threads\": [\n   1\n  ]", "\"threads\": []"),
+            "b.json: options.threads: found an empty array, expected at least "
+            "one");
+  EXPECT_EQ(broken("\"threads\": [\n   1\n  ]", "\"threads\": [1, 2]"),
+            "b.json: peaks: found none of threads 2, expected one of each in "
+            "options.threads");
   EXPECT_TRUE(contains(bench_report_from_json("{", "b.json").status().message(),
                        "b.json: not JSON"));
   EXPECT_TRUE(

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/format_text.h"
+#include "bench/cases.h"
 #include "bench/floors.h"
 #include "bench/kinds.h"
 #include "cosformer/bench.h"
@@ -134,6 +135,45 @@ TEST(Floors, LoopsGoOverAllMemory) {
     for (const float x : data) ASSERT_EQ(x, 0.999f) << name;
     EXPECT_GT(bench_internal::fma_peak(isa, false), 1e8) << name;
     EXPECT_GT(bench_internal::read_memory(isa, data.data(), 640), 0) << name;
+  }
+}
+
+TEST(Floors, ThreadsBeyondTheCoresAddNothing) {
+  const std::vector<double> peaks(8, 1e11);
+  EXPECT_DOUBLE_EQ(bench_internal::peak_of_all(peaks, 16), 8e11);
+  EXPECT_DOUBLE_EQ(bench_internal::peak_of_all(peaks, 8), 8e11);
+  EXPECT_DOUBLE_EQ(bench_internal::peak_of_all(peaks, 2), 2e11);
+}
+
+TEST(Cases, WorkIsKnownBeforeAnythingIsMade) {
+  BenchOptions options;
+  options.heads = 2;
+  options.window = 16;
+  for (const bool causal : {true, false}) {
+    for (const BenchPass pass : {BenchPass::kForward, BenchPass::kBackward}) {
+      const bench_internal::CaseMaker maker(options, pass, causal, 512, 16);
+      for (const BenchKind& kind : bench_kinds()) {
+        if (causal && !kind.no_causal.empty()) continue;
+        const double work = maker.work(kind);  // nothing is made yet
+        const auto made = maker.make(kind);
+        ASSERT_TRUE(made.ok()) << made.status().message();
+        if (kind.name == "bigbird") {
+          EXPECT_LT(work, 2 * made->operations);
+          EXPECT_GT(work, made->operations / 2);
+        } else {
+          EXPECT_EQ(work, made->operations) << kind.name;
+        }
+      }
+    }
+  }
+  // Far more than any memory holds.
+  const bench_internal::CaseMaker longest(options, BenchPass::kForward, true,
+                                          int64_t{1} << 26, 1024);
+  const bench_internal::CaseMaker step(options, BenchPass::kDecode, true,
+                                       int64_t{1} << 26, 1024);
+  for (const BenchKind& kind : bench_kinds()) {
+    EXPECT_GT(longest.work(kind), 1e10) << kind.name;
+    EXPECT_GE(step.work(kind), 1) << kind.name;
   }
 }
 

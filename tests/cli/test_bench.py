@@ -176,6 +176,7 @@ WRONG = {
     "seconds": (("--seconds", "0"), "seconds: found 0"),
     "threads": (("--threads", "0"), "threads: found 0"),
     "window": (("--window", "0"), "window: found 0"),
+    "both forms": (("--causal", "--no-causal"), "--causal"),
 }
 
 
@@ -219,7 +220,7 @@ def test_advice_from_a_saved_bench(program, measured):
 def test_advice_on_decoding_memory_and_encoders(program, measured):
     arguments = ("advise", "--head-dim", "16", "--bench", measured[0], "--json")
     decoding = json.loads(
-        program.ok(*arguments, "--length", "4096", "--decode", "--memory", "1M").stdout
+        program.ok(*arguments, "--length", "1024", "--decode", "--memory", "1M").stdout
     )
     of = {each["kind"]: each for each in decoding["kinds"]}
     assert "does not fit" in of["softmax"]["excluded"] and of["linear"]["excluded"] is None
@@ -251,6 +252,16 @@ BAD_ADVICE = {
     "an encoder's decoding": (("--length", "64", "--no-causal", "--decode"), "decode"),
     "both forms": (("--length", "64", "--causal", "--no-causal"), "--causal"),
     "memory": (("--length", "64", "--memory", "much"), "--memory"),
+    "threads -1": (("--length", "64", "--threads", "-1"), "threads: found -1"),
+    "no path of a bench": (("--length", "64", "--bench", ""), 'bench: found ""'),
+    "far beyond what is measured": (
+        ("--length", "100000000"),
+        "expected at most 262144, 16 times the longest",
+    ),
+    "far beyond what was measured": (
+        ("--length", "1025", "--head-dim", "16", "--bench", "bench"),
+        "expected at most 1024, 16 times the longest measured, 64",
+    ),
     "a saved bench with another window": (
         ("--length", "64", "--window", "9", "--bench", "bench"),
         "--bench",
