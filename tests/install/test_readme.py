@@ -53,7 +53,7 @@ def test_program_commands(tmp_path):
     """The program's commands, in order, on the README itself as text and three steps."""
     commands = re.findall(r"^    (cosformer .*?)(?:\s+#.*)?$", README, re.M)
     assert [shlex.split(c)[1] for c in commands] == [
-        *("train", "train", "eval", "generate", "info", "plot", "plot"),
+        *("train", "train", "eval", "generate", "info", "plot", "plot", "bench", "advise"),
     ]
     short = (
         "--set train.steps=3 --set train.context=32 --set model.max_len=64 --set train.batch_size=2"
@@ -66,6 +66,11 @@ def test_program_commands(tmp_path):
             parts += shlex.split(short)
         if parts[1] == "generate":
             parts[parts.index("--tokens") + 1] = "10"
+        if parts[1] == "bench":
+            parts += shlex.split("--lengths 64,128 --seconds 5")
+        if parts[1] == "advise":
+            parts[parts.index("--length") + 1] = "256"
+            parts += shlex.split("--seconds 5")
         run(BUILD / "cli" / "cosformer", *parts[1:], cwd=tmp_path)
 
 
