@@ -41,10 +41,6 @@ class Carver {
 // Sizes of a call's packed chunks and state.
 struct Shape {
   template <typename T>
-  static Shape of(const LinearCall& call) {
-    return of<T>(call, call.dim > 96 ? 32 : 16);
-  }
-  template <typename T>
   static Shape of(const LinearCall& call, int64_t chunk) {
     Shape s;
     s.parts = call.parts;

@@ -471,13 +471,13 @@ class DKeys {
 template <typename T>
 struct DKeysPass {
   static size_t state_bytes(const LinearCall& call) {
-    return static_cast<size_t>(DKeysState<T>::elements(Shape::of<T>(call))) *
+    return static_cast<size_t>(DKeysState<T>::elements(d_keys_shape<T>(call))) *
            sizeof(T);
   }
   static void load_state(const LinearCall& call, const Unit& unit,
                          void* memory) {
     zero_state<state_bytes>(call, memory);
-    const Shape shape = Shape::of<T>(call);
+    const Shape shape = d_keys_shape<T>(call);
     const DKeysState<T> state(shape, memory);
     const T* kv = static_cast<const T*>(call.d_state_out.kv_state);
     const T* sum = static_cast<const T*>(call.d_state_out.k_sum);
@@ -495,7 +495,7 @@ struct DKeysPass {
   }
   static void store_state(const LinearCall& call, const Unit& unit,
                           const void* memory) {
-    const Shape shape = Shape::of<T>(call);
+    const Shape shape = d_keys_shape<T>(call);
     const DKeysState<T> state(shape, memory);
     T* kv = static_cast<T*>(call.d_state_in.kv_state);
     T* sum = static_cast<T*>(call.d_state_in.k_sum);

@@ -120,7 +120,7 @@ HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x) {
 
 // e^x for x <= 0, infinity included; below e^-87 (double: e^-708) it is 0. The
 // product with log2(e) keeps its rounding error, which far from 0 is more than
-// the last bit of the result.
+// the last bit of the result. Above 0 it is some number or infinity.
 template <typename T>
 HWY_INLINE Vec<T> exp_below_zero(Vec<T> x) {
   const Tag<T> d;

@@ -88,10 +88,8 @@ HWY_INLINE Vec<T> feature(Vec<T> x) {
   if constexpr (kMap == FeatureMap::kRelu) {
     return hn::IfThenZeroElse(hn::Le(x, zero), x);
   } else if constexpr (kMap == FeatureMap::kElu1) {
-    return hn::IfThenElse(
-        hn::Le(x, zero),
-        exp_below_zero<T>(hn::IfThenElse(hn::Le(x, zero), x, zero)),
-        hn::Add(x, hn::Set(d, T{1})));
+    return hn::IfThenElse(hn::Le(x, zero), exp_below_zero<T>(x),
+                          hn::Add(x, hn::Set(d, T{1})));
   } else {
     return x;
   }
