@@ -35,7 +35,7 @@ struct Case {
   Pass pass = Pass::kForward;
 };
 
-void attention(benchmark::State& state, Case c) {
+void attention(benchmark::State& state, const Case& c) {
   if (Status forced = force_isa(isa_name(c.isa)); !forced.ok()) {
     state.SkipWithError(forced.message().c_str());
     return;
@@ -148,10 +148,7 @@ void add(const Case& c) {
               "/", isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
               c.value_dim != 0 ? str_cat("x", c.value_dim) : "",
               "/L:", c.length, "/H:", c.heads);
-  benchmark::RegisterBenchmark(
-      name.c_str(), [c](benchmark::State& state) { attention(state, c); })
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  register_case(name, c, &attention);
 }
 
 }  // namespace
@@ -200,9 +197,5 @@ int main(int argc, char** argv) {
       }
     }
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return run_benchmarks(argc, argv);
 }

@@ -39,7 +39,7 @@ Tensor scaled(const Case& c, int seed) {
   return x;
 }
 
-void attention(benchmark::State& state, Case c) {
+void attention(benchmark::State& state, const Case& c) {
   if (Status forced = force_isa(isa_name(c.isa)); !forced.ok()) {
     state.SkipWithError(forced.message().c_str());
     return;
@@ -96,10 +96,7 @@ void add(const Case& c) {
               c.causal ? "causal" : "full", "/", isa_name(c.isa), "/",
               cosformer::name(c.dtype), "/m:", c.features, "/d:", c.dim,
               "/L:", c.length, "/H:", c.heads, "/scale:", c.scale);
-  benchmark::RegisterBenchmark(
-      name.c_str(), [c](benchmark::State& state) { attention(state, c); })
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  register_case(name, c, &attention);
 }
 
 }  // namespace
@@ -119,9 +116,5 @@ int main(int argc, char** argv) {
       add({.isa = isa, .dtype = DType::kBFloat16, .pass = pass});
     }
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return run_benchmarks(argc, argv);
 }

@@ -110,10 +110,7 @@ void add(const Case& c) {
               isa_name(c.isa), "/", cosformer::name(c.dtype), "/d:", c.dim,
               c.value_dim > 0 ? str_cat("/v:", c.value_dim) : "",
               "/L:", c.length, "/H:", c.heads);
-  benchmark::RegisterBenchmark(
-      name.c_str(), [c](benchmark::State& state) { attention(state, c); })
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond);
+  register_case(name, c, &attention);
 }
 
 }  // namespace
@@ -166,9 +163,5 @@ int main(int argc, char** argv) {
       add({.kind = "causal", .isa = isa, .dropout = 0.1, .pass = pass});
     }
   }
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  benchmark::Shutdown();
-  return 0;
+  return run_benchmarks(argc, argv);
 }

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <bit>
 #include <random>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -86,6 +87,26 @@ void measure_share(::benchmark::State& state, Isa isa, bool is_double,
   state.counters[name] = median(share);
   state.counters["best%"] = *std::max_element(share.begin(), share.end());
   state.counters["peak_GF/s"] = median(peaks);
+}
+
+// Registers attention(state, c) under a name.
+template <typename Case>
+void register_case(const std::string& name, const Case& c,
+                   void (*attention)(::benchmark::State&, const Case&)) {
+  ::benchmark::RegisterBenchmark(
+      name.c_str(),
+      [c, attention](::benchmark::State& state) { attention(state, c); })
+      ->UseManualTime()
+      ->Unit(::benchmark::kMillisecond);
+}
+
+// Runs what is registered and asked for; the program's exit status.
+inline int run_benchmarks(int argc, char** argv) {
+  ::benchmark::Initialize(&argc, argv);
+  if (::benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  ::benchmark::RunSpecifiedBenchmarks();
+  ::benchmark::Shutdown();
+  return 0;
 }
 
 }  // namespace cosformer::benchmarks
