@@ -19,6 +19,7 @@
 
 #include "bench/kinds.h"
 #include "cosformer/ops.h"
+#include "ops/dtypes.h"
 
 namespace cosformer::bench_internal {
 namespace {
@@ -27,19 +28,6 @@ using at::Tensor;
 
 constexpr int64_t kT5Reach = 128;
 constexpr int64_t kGlobalTokens = 1;
-
-at::ScalarType torch_dtype(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat64:
-      return at::kDouble;
-    case DType::kBFloat16:
-      return at::kBFloat16;
-    case DType::kFloat16:
-      return at::kHalf;
-    default:
-      return at::kFloat;
-  }
-}
 
 int64_t bytes_of(const Tensor& x) { return static_cast<int64_t>(x.nbytes()); }
 
@@ -62,7 +50,7 @@ struct CaseMaker::Inputs {
 
   // Normal numbers; an input of the backward where there is one.
   Tensor input(at::IntArrayRef size) {
-    return input(size, torch_dtype(options.dtype));
+    return input(size, scalar_type_of(options.dtype).value());
   }
   Tensor input(at::IntArrayRef size, at::ScalarType dtype) {
     Tensor x = at::randn(size, dtype);
@@ -348,8 +336,8 @@ Case CaseMaker::Inputs::linear(std::string_view kind) {
 
 Case CaseMaker::Inputs::performer() {
   const int64_t features = options.num_features;
-  const Tensor projection =
-      performer_projection(features, dim).to(torch_dtype(options.dtype));
+  const Tensor projection = performer_projection(features, dim)
+                                .to(scalar_type_of(options.dtype).value());
   PerformerAttentionArgs args;
   args.is_causal = is_causal;
   if (is_decoding()) {

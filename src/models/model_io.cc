@@ -4,8 +4,8 @@
 #include <system_error>
 
 #include "cosformer/models.h"
-#include "models/dtypes.h"
 #include "models/parameter_shapes.h"
+#include "ops/dtypes.h"
 
 namespace cosformer {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cosformer/models.h"
-#include "models/dtypes.h"
+#include "ops/dtypes.h"
 
 namespace cosformer {
 namespace {

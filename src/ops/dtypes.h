@@ -1,8 +1,8 @@
-// Types of the format layer and of torch.
-#ifndef COSFORMER_SRC_MODELS_DTYPES_H_
-#define COSFORMER_SRC_MODELS_DTYPES_H_
+// Types of the project and of torch.
+#ifndef COSFORMER_OPS_DTYPES_H_
+#define COSFORMER_OPS_DTYPES_H_
 
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 
@@ -50,4 +50,4 @@ inline std::optional<at::ScalarType> scalar_type_of(DType dtype) {
 
 }  // namespace cosformer
 
-#endif  // COSFORMER_SRC_MODELS_DTYPES_H_
+#endif  // COSFORMER_OPS_DTYPES_H_

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cosformer/models.h"
-#include "models/dtypes.h"
+#include "ops/dtypes.h"
 
 namespace cosformer {
 namespace {
