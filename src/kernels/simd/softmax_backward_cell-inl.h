@@ -154,15 +154,14 @@ HWY_INLINE void find_cell_spans(Cell<T>& cell) {
   });
 }
 
-// 2^x; NaN stays NaN, and -infinity gives 0 or next to it. A weight is at most
+// 2^x; NaN stays NaN, and -infinity gives next to 0. A weight is at most
 // 1: beyond it x is rounding, which large scores make large enough to overflow.
 template <typename T>
 HWY_INLINE Vec<T> weight_of(Vec<T> x) {
   const Tag<T> d;
-  // The bounds come first: of two arguments x86 returns the second where one
-  // is NaN. Other targets return the one that is not.
-  const Vec<T> y =
-      exp2_lanes<T>(hn::Min(hn::Zero(d), hn::Max(hn::Set(d, T{-2000}), x)));
+  // The bound comes first: of two arguments x86 returns the second where one is
+  // NaN. Other targets return the one that is not.
+  const Vec<T> y = exp2_lanes<T>(hn::Min(hn::Zero(d), x), kLowestWeight<T>);
   if constexpr (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2) return y;
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }

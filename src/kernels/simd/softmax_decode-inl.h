@@ -275,9 +275,9 @@ class SoftmaxDecoder {
     Vec<T> sum = hn::Zero(d);
     for (int64_t t = 0; t < whole; t += kLanes<T>) {
       const Vec<T> score = hn::Load(d, w + t);
-      const Vec<T> weight =
-          hn::IfThenZeroElse(hn::Eq(score, hn::Set(d, kNothing)),
-                             exp2_lanes<T>(hn::Sub(score, off)));
+      const Vec<T> weight = hn::IfThenZeroElse(
+          hn::Eq(score, hn::Set(d, kNothing)),
+          exp2_lanes<T>(hn::Sub(score, off), kLowestWeight<T>));
       sum = hn::Add(sum, weight);
       hn::Store(weight, d, w + t);
     }

@@ -284,7 +284,7 @@ HWY_NOINLINE void score_tile(const ScoreTile<T>& tile) {
     uint64_t bits = 0;
     if constexpr (kMasked) bits = tile.bits_of(r);
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-      Vec<T> p = exp2_lanes<T>(acc[r * kVectors + n]);
+      Vec<T> p = exp2_lanes<T>(acc[r * kVectors + n], kLowestWeight<T>);
       if constexpr (kMasked)
         p = hn::IfThenElseZero(lanes_of<T>(bits >> (n * kLane)), p);
       sum[r] = n == 0 ? p : hn::Add(sum[r], p);
