@@ -1,8 +1,9 @@
 // The forward of the softmax engine over the blocks of a plan
 // (softmax_plan.h): queries of a block are packed once; its keys are packed a
-// tile at a time, multiplied with all of its queries in turns that keep their
-// weights in the first cache, and forgotten. While a tile is multiplied the
-// rows of the next are brought into the second cache.
+// tile at a time (softmax_packed-inl.h keeps the tiles for the next block) and
+// multiplied with all of its queries in turns that keep their weights in the
+// first cache. While a tile is multiplied what the next one needs is brought
+// into the second cache.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_
@@ -22,6 +23,7 @@
 #include "kernels/simd/softmax_bias-inl.h"
 #include "kernels/simd/softmax_dropout-inl.h"
 #include "kernels/simd/softmax_pack-inl.h"
+#include "kernels/simd/softmax_packed-inl.h"
 #include "kernels/simd/softmax_pass.h"
 #include "kernels/simd/softmax_tile-inl.h"
 
@@ -89,14 +91,13 @@ class RowsAhead {
 
 template <typename T>
 struct ForwardScratch {
-  ForwardScratch(const SoftmaxCall& call, int64_t queries, Carver<T>& carver) {
+  ForwardScratch(const SoftmaxCall& call, int64_t queries, Carver<T>& carver)
+      : tiles(call, queries, carver) {
     const int64_t rows = round_up(queries, kSoftmaxRows);
     k_length = row_length<T>(call.dim);
     v_length = row_length<T>(call.value_dim);
     q = carver.take(strips_size(rows, call.dim));
     out = carver.take(rows * v_length);
-    keys = carver.take(across_size<T>(kForwardKeys, call.dim));
-    values = carver.take(kForwardKeys * v_length);
     weights = carver.take(kTurn * kForwardKeys);
     reference = carver.take(round_up(rows, kLanes<T>));
     sums = carver.take(rows * kLanes<T>);
@@ -110,8 +111,9 @@ struct ForwardScratch {
         carver.take(kTurn * static_cast<int64_t>(sizeof(TileBits)) / per));
   }
 
+  PackedTiles<T> tiles;
   int64_t k_length, v_length;
-  T *q, *out, *keys, *values;
+  T *q, *out;
   T* weights;  // [kTurn][kForwardKeys]
   T *reference, *sums, *total;
   T *memory, *bias;
@@ -185,6 +187,7 @@ class ForwardRun {
     rows_ = item.block->outer.count;
     keys_ = keys_of(call_.inputs.k, item);
     values_ = keys_of(call_.inputs.v, item);
+    s_.tiles.start(item.block->row, item.head / call_.group);
     start_rows();
     for (int64_t first = 0; first < list.count; first += kForwardKeys) {
       const int64_t count = std::min(kForwardKeys, list.count - first);
@@ -221,48 +224,81 @@ class ForwardRun {
     std::fill_n(started_, kBlockQueries / kRows, false);
   }
 
-  // The rows that come after the tile at hand.
+  // What comes after the tile at hand.
   void look_ahead(const IndexList& list, int64_t from, const IndexList& next,
                   int64_t next_item) {
     ahead_.clear();
-    const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
     if (from < list.count) {
-      const int64_t to = std::min(list.count, from + kForwardKeys);
-      ahead_.add(keys_, list, from, to, call_.dim * size);
-      ahead_.add(values_, list, from, to, call_.value_dim * size);
+      tile_ahead(list, from, item_);
     } else if (next_item != kNone) {
       const SoftmaxItem item = plan_.item(next_item);
-      const int64_t to = std::min(next.count, kForwardKeys);
+      const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
       ahead_.add(queries_of(item), item.block->outer, 0,
                  item.block->outer.count, call_.dim * size);
-      ahead_.add(keys_of(call_.inputs.k, item), next, 0, to, call_.dim * size);
-      ahead_.add(keys_of(call_.inputs.v, item), next, 0, to,
-                 call_.value_dim * size);
+      if (next.count > 0) tile_ahead(next, 0, item);
     }
     // Half of the block's tiles: under causality others see nothing.
     const int64_t groups = (rows_ + kRows - 1) / kRows;
     const int64_t tiles = groups * kForwardKeys / kPanel<T>;
     ahead_.spread((tiles + 1) / 2);
   }
+  // Keys and values of a tile: packed ones, or their rows.
+  void tile_ahead(const IndexList& list, int64_t first,
+                  const SoftmaxItem& item) {
+    const T* values = nullptr;
+    const T* keys = s_.tiles.find(list, first, item.block->row,
+                                  item.head / call_.group, &values);
+    if (keys != nullptr) {
+      lines_ahead(keys, across_size<T>(kForwardKeys, call_.dim));
+      lines_ahead(values, kForwardKeys * s_.v_length);
+      return;
+    }
+    const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
+    const int64_t to = std::min(list.count, first + kForwardKeys);
+    ahead_.add(keys_of(call_.inputs.k, item), list, first, to,
+               call_.dim * size);
+    ahead_.add(keys_of(call_.inputs.v, item), list, first, to,
+               call_.value_dim * size);
+  }
+  void lines_ahead(const T* data, int64_t count) {
+    static constexpr IndexList kAll;
+    ahead_.add({reinterpret_cast<const char*>(data), RowsAhead::kPiece}, kAll,
+               0, count * static_cast<int64_t>(sizeof(T)) / RowsAhead::kPiece,
+               RowsAhead::kPiece);
+  }
 
   void attend_tile(const IndexList& list, int64_t first, int64_t count) {
-    bool packed = false, finite = true;
+    bool packed = false;
     for (int64_t begin = 0; begin < rows_; begin += kTurn) {
       const int64_t end = std::min(begin + kTurn, rows_);
       if (!group_rows(begin, end, count)) continue;
-      if (!packed) {
-        pack_across<T>(keys_, list, first, count, mask_.real(), call_.dim,
-                       s_.keys, s_.memory);
-        finite = pack_by_columns<T>(values_, list, first, count, mask_.real(),
-                                    call_.value_dim, s_.values);
-        packed = true;
-      }
+      if (!packed) pack_tile(list, first, count);
+      packed = true;
       const int64_t groups = (end - begin + kRows - 1) / kRows;
       for (int64_t g = 0; g < groups; ++g)
         if (groups_[g].from < groups_[g].to)
           score_group(list, first, begin + g * kRows, g);
-      add_values(begin, groups, finite);
+      add_values(begin, groups);
     }
+  }
+
+  void pack_tile(const IndexList& list, int64_t first, int64_t count) {
+    bool packed;
+    tile_ = s_.tiles.tile(list, first, &packed);
+    if (packed) return;
+    TileBits real = mask_.real();
+    if (PackedTiles<T>::is_run(list)) {
+      // All of it, for those that see more.
+      const SideView keys = plan_.keys(item_.block->row);
+      const int64_t all = std::min(kForwardKeys, keys.len - list[first]);
+      for (; count < all; ++count)
+        if (keys.real(list[first] + count))
+          real.word[count / 64] |= uint64_t{1} << (count % 64);
+    }
+    pack_across<T>(keys_, list, first, count, real, call_.dim, tile_.keys,
+                   s_.memory);
+    *tile_.finite = pack_by_columns<T>(values_, list, first, count, real,
+                                       call_.value_dim, tile_.values);
   }
 
   // What each group of rows [begin, end) sees of the tile; whether anything.
@@ -326,7 +362,7 @@ class ForwardRun {
          p += kPanel<T>) {
       const int64_t from = std::max(group.from, p);
       const int64_t to = std::min(group.to, p + kPanel<T>);
-      tile.keys = s_.keys + p * s_.k_length + from - p;
+      tile.keys = tile_.keys + p * s_.k_length + from - p;
       tile.weights = weights + from;
       tile.column = from;
       tile.before = from - group.from;
@@ -383,11 +419,12 @@ class ForwardRun {
     }
   }
 
-  void add_values(int64_t begin, int64_t groups, bool finite) {
+  void add_values(int64_t begin, int64_t groups) {
+    const bool finite = *tile_.finite;
     for_panels<T>(s_.v_length, [&](auto vectors, int64_t c) HWY_ATTR {
       constexpr int kVectors = decltype(vectors)::value;
       constexpr int64_t kWidth = kVectors * kLane;
-      const T* values = s_.values + c * kForwardKeys;
+      const T* values = tile_.values + c * kForwardKeys;
       for (int64_t g = 0; g < groups; ++g) {
         const Group& group = groups_[g];
         if (group.from >= group.to) continue;
@@ -495,6 +532,7 @@ class ForwardRun {
   SideView side_;
   int64_t rows_ = 0;
   HeadRows keys_, values_;
+  PackedTile<T> tile_{};                 // at hand
   bool started_[kBlockQueries / kRows];  // groups that hold something
   Group groups_[kGroups];                // of the turn and tile at hand
 };
@@ -509,6 +547,10 @@ SoftmaxForward make_softmax_forward() {
     Carver<T> counter(nullptr);
     const ForwardScratch<T> counted(call, queries, counter);
     return counter.bytes();
+  };
+  forward.start = [](const SoftmaxCall& call, int64_t queries, void* scratch) {
+    Carver<T> carver(scratch);
+    ForwardScratch<T>(call, queries, carver).tiles.forget();
   };
   forward.run = [](const SoftmaxPlan& plan, int64_t begin, int64_t end,
                    int64_t next, const void* bias, void* scratch) {

@@ -22,11 +22,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
-// Keys of a forward's tile, a panel of AVX-512: packed keys and values and the
-// weights of a turn then fit into a first cache of 48 KB together, or nearly.
-inline constexpr int64_t kForwardKeys = 64;
-static_assert(kForwardKeys <= kTileKeys);
-
 // Columns of a tile are taken in multiples of this.
 template <typename T>
 inline constexpr int64_t kTileStep = kLanes<T> < 4 ? 4 : kLanes<T>;

@@ -29,6 +29,8 @@ Status run_softmax_forward(const SoftmaxCall& call,
   const size_t scratch_bytes = forward.scratch_bytes(call, queries);
   const Pieces scratch(executor.num_threads(), scratch_bytes);
   if (scratch.failed()) return no_memory(scratch_bytes);
+  for (int t = 0; t < executor.num_threads(); ++t)
+    forward.start(call, queries, scratch[t]);
   if (bias_elements > 0) {
     if (bias.data() == nullptr) return no_memory(bias.size());
     forward.expand_bias(call, bias.data());

@@ -18,6 +18,8 @@ struct SoftmaxForward {
   // The scratch of a thread, for blocks of at most so many queries, and tiles
   // of at most so many keys.
   size_t (*scratch_bytes)(const SoftmaxCall& call, int64_t queries);
+  // Readies the scratch for the items of a plan.
+  void (*start)(const SoftmaxCall& call, int64_t queries, void* scratch);
   // Items [begin, end) of the plan. next: what the thread is likely to do then,
   // to be brought into its cache; beyond the items: nothing.
   void (*run)(const SoftmaxPlan& plan, int64_t begin, int64_t end, int64_t next,

@@ -231,8 +231,11 @@ void InnerList::fill(const SoftmaxPlan& plan, const SoftmaxItem& item) {
         reach.has_before ? std::max(from, low - reach.before) : from;
     const int64_t end =
         reach.has_after ? std::min(to, high + reach.after + 1) : to;
-    // Up to the residue of the block's positions.
+    // Up to the residue of the block's positions; of neighbours down to a whole
+    // tile, so that blocks share packed tiles.
     first += (((low - first) % step) + step) % step;
+    if (plan.side() == Side::kQueries && step == 1)
+      first -= (first - from) % kForwardKeys;
     run = {first, step,
            end > first ? (end - first + step - 1) / step : int64_t{0}, nullptr};
   }

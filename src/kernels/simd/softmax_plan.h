@@ -178,6 +178,11 @@ class InnerList {
 
 inline constexpr int64_t kTileKeys = 128;
 
+// Keys of a forward's tile, a panel of AVX-512: packed keys and values and the
+// weights of a turn then fit into a first cache of 48 KB together, or nearly.
+inline constexpr int64_t kForwardKeys = 64;
+static_assert(kForwardKeys <= kTileKeys);
+
 // A bit for each element of a tile's row.
 struct TileBits {
   uint64_t word[2] = {0, 0};
