@@ -4,8 +4,10 @@
 //
 // Floor: each key and value is read once from memory. What is done with one of
 // dim 64 is 16 multiply-adds of a vector a query head, far below the time that
-// its bytes take; so keys are not packed, and what comes next is fetched while
-// these are at work.
+// its bytes take; so keys are not packed. Heads of a token are neighbours in
+// memory: a few tokens are taken with all heads before the next ones, so that
+// memory is read from its beginning to its end, and what comes next is fetched
+// while these are at work.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_DECODE_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_DECODE_INL_H_
@@ -40,18 +42,30 @@ struct SoftmaxDecodeScratch {
     out = carver.take(call.heads * v_stride);
     largest = carver.take(call.heads);
     sum = carver.take(call.heads);
-    weights = carver.take(kMostHeads * kDecodeKeys);
+    weights = carver.take(call.heads * kDecodeKeys);
   }
   int64_t q_stride, v_stride;
   T* q;    // [heads][q_stride], scaled, padded with zeros
   T* out;  // [heads][v_stride]
   T *largest, *sum;
-  T* weights;  // [heads taken together][kDecodeKeys]
+  T* weights;  // [heads][kDecodeKeys]
 };
 
-// The element of a row from c on, as a vector; beyond its end zeros.
+// The last elements of a row, those from c on, in a vector whose others are
+// zeros: at its end, as a load that ends with the row has them; at its
+// beginning where the row is shorter than a vector.
+template <typename T>
+HWY_INLINE int64_t place_of_end(int64_t c, int64_t n) {
+  return n >= kLanes<T> ? kLanes<T> - (n - c) : 0;
+}
 template <typename T, typename In>
 HWY_INLINE Vec<T> load_end(const In* HWY_RESTRICT row, int64_t c, int64_t n) {
+  const Tag<T> d;
+  if (n >= kLanes<T>) {
+    const auto before =
+        hn::FirstN(d, static_cast<size_t>(place_of_end<T>(c, n)));
+    return hn::IfThenZeroElse(before, load_wide(row + n - kLanes<T>));
+  }
   In last[kLanes<T>] = {};
   std::memcpy(last, row + c, static_cast<size_t>(n - c) * sizeof(In));
   return load_wide(last);
@@ -92,45 +106,72 @@ HWY_INLINE void sum_lanes(const Vec<T>* sum, T* HWY_RESTRICT to,
   });
 }
 
-// scores[h][t] = q_h . k_t for kHeads heads and n keys.
-template <typename T, typename In, int kHeads>
-HWY_INLINE void score_keys(const T* HWY_RESTRICT q, int64_t q_stride,
-                           const In* const* HWY_RESTRICT k, int64_t n,
-                           int64_t dim, T* HWY_RESTRICT scores) {
+// Rows of a cache: elements [0, dim) from each pointer on plus offset. What
+// lies `ahead` elements behind one is fetched with it.
+template <typename In>
+struct DecodeRows {
+  const In* const* at;
+  int64_t offset, ahead, dim;
+
+  HWY_INLINE const In* row(int64_t t) const { return at[t] + offset; }
+  HWY_INLINE void fetch(int64_t t) const {
+    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(In));
+    const In* next = row(t) + ahead;
+    for (int64_t c = 0; c < dim; c += kLine) hwy::Prefetch(next + c);
+  }
+};
+
+// scores[h][t] = q_h . k_t for kHeads heads and kKeys keys from t on: 4 sums.
+template <typename T, typename In, int kHeads, int kKeys>
+HWY_INLINE void score_tile_of(const T* HWY_RESTRICT q, int64_t q_stride,
+                              const DecodeRows<In>& k, int64_t t,
+                              T* HWY_RESTRICT scores) {
   const Tag<T> d;
   constexpr int64_t kLane = kLanes<T>;
-  // A head alone takes turns with two sums: each step would wait for the
-  // addition before it.
-  constexpr int kSums = kHeads == 1 ? 2 : 1;
-  for (int64_t t = 0; t < n; ++t) {
-    const In* HWY_RESTRICT key = k[t];
-    Vec<T> sum[kHeads * kSums];
-    unroll<kHeads * kSums>([&](auto i)
-                               COSFORMER_LAMBDA { sum[i] = hn::Zero(d); });
-    const auto step = [&](int64_t c, Vec<T> x, auto turn) COSFORMER_LAMBDA {
-      unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
-        constexpr int kSum = h * kSums + turn;
-        sum[kSum] = hn::MulAdd(hn::Load(d, q + h * q_stride + c), x, sum[kSum]);
+  const int64_t dim = k.dim;
+  Vec<T> sum[kHeads * kKeys];
+  unroll<kHeads * kKeys>([&](auto i)
+                             COSFORMER_LAMBDA { sum[i] = hn::Zero(d); });
+  const auto step = [&](int64_t c, auto&& load) COSFORMER_LAMBDA {
+    Vec<T> x[kKeys];
+    unroll<kKeys>([&](auto i) COSFORMER_LAMBDA { x[i] = load(k.row(t + i)); });
+    unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
+      const Vec<T> qv = hn::Load(d, q + h * q_stride + c);
+      unroll<kKeys>([&](auto i) COSFORMER_LAMBDA {
+        sum[h * kKeys + i] = hn::MulAdd(qv, x[i], sum[h * kKeys + i]);
       });
-    };
-    constexpr std::integral_constant<int, 0> kFirst;
-    constexpr std::integral_constant<int, kSums - 1> kLast;
-    int64_t c = 0;
-    for (; c + 2 * kLane <= dim; c += 2 * kLane) {
-      step(c, load_wide(key + c), kFirst);
-      step(c + kLane, load_wide(key + c + kLane), kLast);
-    }
-    for (; c + kLane <= dim; c += kLane) step(c, load_wide(key + c), kFirst);
-    if (c < dim) step(c, load_end<T>(key, c, dim), kLast);
-    if constexpr (kSums == 2) sum[0] = hn::Add(sum[0], sum[1]);
-    sum_lanes<T, kHeads>(sum, scores + t, kDecodeKeys);
+    });
+  };
+  int64_t c = 0;
+  for (; c + kLane <= dim; c += kLane) {
+    step(c, [&](const In* row)
+                COSFORMER_LAMBDA { return Vec<T>(load_wide(row + c)); });
   }
+  if (c < dim) {
+    step(c, [&](const In* row)
+                COSFORMER_LAMBDA { return load_end<T>(row, c, dim); });
+  }
+  unroll<kKeys>([&](auto i) COSFORMER_LAMBDA { k.fetch(t + i); });
+  sum_lanes<T, kHeads * kKeys>(sum, scores + t, kKeys > 1 ? 1 : kDecodeKeys);
 }
 
-// out_h += sum_t weights[h][t] v_t for kHeads heads, kVectors whole vectors
-// from c on.
+// The same for keys [begin, end).
+template <typename T, typename In, int kHeads>
+HWY_INLINE void score_keys(const T* HWY_RESTRICT q, int64_t q_stride,
+                           const DecodeRows<In>& k, int64_t begin, int64_t end,
+                           T* HWY_RESTRICT scores) {
+  constexpr int kKeys = kHeads == 1 ? 4 : 1;
+  int64_t t = begin;
+  for (; t + kKeys <= end; t += kKeys)
+    score_tile_of<T, In, kHeads, kKeys>(q, q_stride, k, t, scores);
+  for (; t < end; ++t)
+    score_tile_of<T, In, kHeads, 1>(q, q_stride, k, t, scores);
+}
+
+// out_h += sum_t weights[h][t] v_t for kHeads heads and keys [begin, end),
+// kVectors whole vectors from c on.
 template <typename T, typename In, int kHeads, int kVectors>
-HWY_INLINE void add_values(const In* const* HWY_RESTRICT v, int64_t n,
+HWY_INLINE void add_values(const DecodeRows<In>& v, int64_t begin, int64_t end,
                            int64_t c, const T* HWY_RESTRICT weights,
                            T* HWY_RESTRICT out, int64_t stride) {
   const Tag<T> d;
@@ -140,10 +181,11 @@ HWY_INLINE void add_values(const In* const* HWY_RESTRICT v, int64_t n,
       sum[h * kVectors + i] = hn::Load(d, out + h * stride + c + i * kLanes<T>);
     });
   });
-  for (int64_t t = 0; t < n; ++t) {
+  for (int64_t t = begin; t < end; ++t) {
+    const In* HWY_RESTRICT row = v.row(t) + c;
     Vec<T> x[kVectors];
     unroll<kVectors>([&](auto i) COSFORMER_LAMBDA {
-      x[i] = load_wide(v[t] + c + i * kLanes<T>);
+      x[i] = load_wide(row + i * kLanes<T>);
     });
     unroll<kHeads>([&](auto h) COSFORMER_LAMBDA {
       const Vec<T> w = hn::Set(d, weights[h * kDecodeKeys + t]);
@@ -188,18 +230,12 @@ class SoftmaxDecoder {
     if (call_.heads_differ()) {
       for (int64_t h = 0; h < call_.heads; ++h) {
         DecodeKeys keys(call_, row_, h, begin, end);
-        while ((count_ = keys.next(keys_)) > 0)
-          add(h / call_.group, h, h + 1, false);
+        while ((count_ = keys.next(keys_)) > 0) add(h, h + 1);
       }
       return;
     }
     DecodeKeys keys(call_, row_, 0, begin, end);
-    while ((count_ = keys.next(keys_)) > 0) {
-      for (int64_t kv = 0; kv < call_.kv_heads; ++kv) {
-        add(kv, kv * call_.group, (kv + 1) * call_.group,
-            kv + 1 < call_.kv_heads);
-      }
-    }
+    while ((count_ = keys.next(keys_)) > 0) add(0, call_.heads);
   }
 
   void write(T* partial) const {
@@ -207,48 +243,79 @@ class SoftmaxDecoder {
       T* to = partial + h * (2 + call_.value_dim);
       to[0] = s_.largest[h];
       to[1] = s_.sum[h];
-      std::copy_n(s_.out + h * s_.v_stride, call_.value_dim, to + 2);
+      const int64_t n = call_.value_dim, whole = n / kLanes<T> * kLanes<T>;
+      const T* from = s_.out + h * s_.v_stride;
+      std::copy_n(from, whole, to + 2);
+      if (whole == n) continue;
+      std::copy_n(from + whole + place_of_end<T>(whole, n), n - whole,
+                  to + 2 + whole);
     }
   }
 
  private:
   static constexpr double kLog2E = 1.4426950408889634;
 
-  static const In* row_of(const View4& view, const DecodeRow& row, int64_t slot,
-                          int64_t head) {
-    return static_cast<const In*>(view.data) + row.row * view.stride[0] +
-           slot * view.stride[1] + head * view.stride[2];
-  }
-  // The same row of the next head, which comes next.
-  static HWY_INLINE void fetch(const In* row, int64_t elements) {
-    constexpr int64_t kLine = 64 / static_cast<int64_t>(sizeof(In));
-    for (int64_t c = 0; c < elements; c += kLine) hwy::Prefetch(row + c);
+  // Keys that are taken with all heads before the next ones.
+  static constexpr int64_t kTogether = 8;
+
+  // Rows of the keys at hand of a kv head.
+  DecodeRows<In> rows_of(const View4& view, const In* const* rows,
+                         int64_t kv) const {
+    // At least so much memory ahead, and all heads of the keys at hand.
+    constexpr int64_t kAhead = 8192;
+    const int64_t token = std::max<int64_t>(
+        1, view.size[2] * view.size[3] * static_cast<int64_t>(sizeof(In)));
+    const int64_t tokens = std::max(kTogether, (kAhead + token - 1) / token);
+    return {rows, kv * view.stride[2], tokens * row_.step * view.stride[1],
+            view.size[3]};
   }
 
-  // Query heads [begin, end) against the keys at hand of one kv head.
-  HWY_NOINLINE void add(int64_t kv, int64_t begin, int64_t end,
-                        bool fetch_next) {
+  // Query heads [begin, end), whole groups or one, against the keys at hand.
+  HWY_NOINLINE void add(int64_t begin, int64_t end) {
     const View4 &keys = call_.cache.keys, &values = call_.cache.values;
     for (int64_t t = 0; t < count_; ++t) {
-      k_[t] = row_of(keys, row_, keys_[t].slot, kv);
-      v_[t] = row_of(values, row_, keys_[t].slot, kv);
-      if (fetch_next) {
-        fetch(k_[t] + keys.stride[2], call_.dim);
-        fetch(v_[t] + values.stride[2], call_.value_dim);
-      }
+      const auto at = [&](const View4& view) {
+        return static_cast<const In*>(view.data) + row_.row * view.stride[0] +
+               keys_[t].slot * view.stride[1];
+      };
+      k_[t] = at(keys);
+      v_[t] = at(values);
     }
-    int64_t h = begin;
-    for (; h + kMostHeads <= end; h += kMostHeads) add_heads<kMostHeads>(h);
-    for (; h < end; ++h) add_heads<1>(h);
+    for_heads(begin, end,
+              [&](auto heads, int64_t h, int64_t from, int64_t to) HWY_ATTR {
+                score_keys<T, In, decltype(heads)::value>(
+                    s_.q + h * s_.q_stride, s_.q_stride,
+                    rows_of(keys, k_, h / call_.group), from, to,
+                    s_.weights + h * kDecodeKeys);
+              });
+    for (int64_t h = begin; h < end; ++h)
+      weigh(h, s_.weights + h * kDecodeKeys);
+    for_heads(begin, end,
+              [&](auto heads, int64_t h, int64_t from, int64_t to) HWY_ATTR {
+                add_values_of<decltype(heads)::value>(
+                    rows_of(values, v_, h / call_.group), h, from, to);
+              });
   }
 
-  template <int kHeads>
-  HWY_INLINE void add_heads(int64_t h) {
-    score_keys<T, In, kHeads>(s_.q + h * s_.q_stride, s_.q_stride, k_, count_,
-                              call_.dim, s_.weights);
-    for (int64_t n = 0; n < kHeads; ++n)
-      weigh(h + n, s_.weights + n * kDecodeKeys);
-    add_values_of<kHeads>(h);
+  // Calls f(heads, first head, keys [from, to)) for all heads of a few keys,
+  // then for the next keys.
+  template <class F>
+  HWY_INLINE void for_heads(int64_t begin, int64_t end, F&& f) {
+    for (int64_t from = 0; from < count_; from += kTogether) {
+      const int64_t to = std::min(count_, from + kTogether);
+      for (int64_t h = begin; h < end;) {
+        // To the end of those that share a kv head.
+        const int64_t left =
+            std::min(end, (h / call_.group + 1) * call_.group) - h;
+        if (left >= kMostHeads) {
+          f(std::integral_constant<int, kMostHeads>(), h, from, to);
+          h += kMostHeads;
+        } else {
+          f(std::integral_constant<int, 1>(), h, from, to);
+          ++h;
+        }
+      }
+    }
   }
 
   // Scores become weights off the largest so far; what was summed before
@@ -304,26 +371,29 @@ class SoftmaxDecoder {
   }
 
   template <int kHeads>
-  HWY_INLINE void add_values_of(int64_t h) {
+  HWY_INLINE void add_values_of(const DecodeRows<In>& v, int64_t h,
+                                int64_t begin, int64_t end) {
     T* HWY_RESTRICT out = s_.out + h * s_.v_stride;
+    const T* HWY_RESTRICT weights = s_.weights + h * kDecodeKeys;
     constexpr int64_t kLane = kLanes<T>;
     // Sums of 16 vectors, or 8, fit into the registers.
     constexpr int kVectors = HWY_TARGET == HWY_AVX3 || kHeads == 1 ? 4 : 2;
-    const int64_t n = call_.value_dim;
+    const int64_t n = v.dim;
+    for (int64_t t = begin; t < end; ++t) v.fetch(t);
     int64_t c = 0;
     for (; c + kVectors * kLane <= n; c += kVectors * kLane)
-      add_values<T, In, kHeads, kVectors>(v_, count_, c, s_.weights, out,
+      add_values<T, In, kHeads, kVectors>(v, begin, end, c, weights, out,
                                           s_.v_stride);
     for (; c + kLane <= n; c += kLane)
-      add_values<T, In, kHeads, 1>(v_, count_, c, s_.weights, out, s_.v_stride);
+      add_values<T, In, kHeads, 1>(v, begin, end, c, weights, out, s_.v_stride);
     if (c == n) return;
     const Tag<T> d;
     for (int64_t g = 0; g < kHeads; ++g) {
-      const T* HWY_RESTRICT w = s_.weights + g * kDecodeKeys;
+      const T* HWY_RESTRICT w = weights + g * kDecodeKeys;
       T* HWY_RESTRICT last = out + g * s_.v_stride + c;
       Vec<T> sum = hn::Load(d, last);
-      for (int64_t t = 0; t < count_; ++t)
-        sum = hn::MulAdd(hn::Set(d, w[t]), load_end<T>(v_[t], c, n), sum);
+      for (int64_t t = begin; t < end; ++t)
+        sum = hn::MulAdd(hn::Set(d, w[t]), load_end<T>(v.row(t), c, n), sum);
       hn::Store(sum, d, last);
     }
   }
