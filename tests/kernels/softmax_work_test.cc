@@ -106,6 +106,44 @@ TEST(SoftmaxWork, PackedCallsVisitNoOtherSequence) {
   for (const simd::Side side : kSides) EXPECT_EQ(visited(p, side), 8000 * 100);
 }
 
+// What a tile's elements see of the rows, by intervals, is what the rows see of
+// them.
+TEST(SoftmaxWork, ColumnsOfAMaskAreItsRowsTurned) {
+  constexpr int64_t kLen = 400, kRows = 100;
+  for (const char* text : {"", "causal=1", "window=both", "window=left-open",
+                           "causal=1 window=left", "window=ahead"}) {
+    const SoftmaxProblem p = of_length(kLen, text);
+    const SoftmaxAttentionInputs inputs = p.inputs();
+    const simd::SoftmaxCall call(p.options, inputs);
+    for (const simd::Side side : kSides) {
+      const simd::SoftmaxPlan plan(call, side, 128);
+      simd::InnerList inner;
+      simd::TileMask mask;
+      for (int64_t i = 0; i < plan.num_items(); ++i) {
+        const simd::SoftmaxItem item = plan.item(i);
+        inner.fill(plan, item);
+        const int64_t all = inner.list().count;
+        for (int64_t first = 0; first < all; first += kRows) {
+          const int64_t count = std::min(kRows, all - first);
+          mask.start(plan, item, inner.list(), first, count);
+          const int64_t to = item.block->outer.count, from = to / 3;
+          simd::TileBits columns[kRows];
+          ASSERT_TRUE(mask.columns(from, to, columns)) << text;
+          for (int64_t t = from; t < to; ++t) {
+            const simd::TileBits row = mask.row(t);
+            const int64_t at = t - from;
+            for (int64_t c = 0; c < count; ++c) {
+              EXPECT_EQ(columns[c].word[at / 64] >> (at % 64) & 1,
+                        row.word[c / 64] >> (c % 64) & 1)
+                  << text << " row " << t << " column " << c;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(SoftmaxWork, BlockMasksVisitTheirBlocks) {
   constexpr int64_t kLen = 8192, kBlocks = kLen / 64;
   SoftmaxProblem p = of_length(kLen, "");

@@ -37,8 +37,8 @@ struct BackwardScratch {
                   Carver<T>& carver)
       : q_stride(row_length<T>(call.dim)),
         v_stride(row_length<T>(call.value_dim)),
-        kt_size(round_up(call.dim, 4) * kCellStride<T>),
-        vt_size(round_up(call.value_dim, 4) * kCellStride<T>) {
+        kt_size(across_size<T>(kKeys, call.dim)),
+        vt_size(across_size<T>(kKeys, call.value_dim)) {
     k = carver.take(block_keys * q_stride);
     v = carver.take(kKeys * v_stride);
     kt = carver.take(block_keys / kKeys * kt_size);
@@ -47,6 +47,7 @@ struct BackwardScratch {
     dv = carver.take(block_keys * v_stride);
     q = carver.take(kCellRows * q_stride);
     d_out = carver.take(kCellRows * v_stride);
+    memory = carver.take(kLanes<T> * std::max(q_stride, v_stride));
     dq = carver.take(kCellRows * q_stride);
     p = carver.take(kCellRows * kCellStride<T>);
     ds = carver.take(kCellRows * kCellStride<T>);
@@ -59,7 +60,8 @@ struct BackwardScratch {
   }
 
   int64_t q_stride, v_stride, kt_size, vt_size;
-  T *k, *v, *kt, *vt, *dk, *dv, *q, *d_out, *dq, *p, *ds, *start, *delta;
+  T *k, *v, *kt, *vt, *dk, *dv, *q, *d_out, *dq, *p, *ds, *start, *delta,
+      *memory;
   T *bias = nullptr, *d_bias = nullptr;
   InnerList inner;
   uint64_t visible[kCellRows * kCellWords], kept[kCellRows * kCellWords];
@@ -166,15 +168,21 @@ class BackwardBlocks {
       bool finite = pack_as_rows<T>(packed_keys(call_.inputs.k), outer, first,
                                     end, live, call_.dim, T{1}, k);
       pad_rows(k, end - first, rows, s_.q_stride);
-      transpose<T>(k, s_.q_stride, rows, round_up(call_.dim, 4),
-                   s_.kt + part * s_.kt_size, kCellStride<T>);
+      pack_columns(k, s_.q_stride, rows, s_.kt + part * s_.kt_size);
       finite &= pack_as_rows<T>(packed_keys(call_.inputs.v), outer, first, end,
                                 live, call_.value_dim, T{1}, s_.v);
       pad_rows(s_.v, end - first, rows, s_.v_stride);
-      transpose<T>(s_.v, s_.v_stride, rows, round_up(call_.value_dim, 4),
-                   s_.vt + part * s_.vt_size, kCellStride<T>);
+      pack_columns(s_.v, s_.v_stride, rows, s_.vt + part * s_.vt_size);
       keys_finite_[part] = finite;
     }
+  }
+  // Packed rows across.
+  void pack_columns(const T* rows, int64_t stride, int64_t count, T* out) {
+    constexpr DType kType = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
+    static constexpr IndexList kAll;
+    pack_across<T>({reinterpret_cast<const char*>(rows),
+                    stride * static_cast<int64_t>(sizeof(T)), kType},
+                   kAll, 0, count, bit_range(0, count), stride, out, s_.memory);
   }
   static void pad_rows(T* rows, int64_t count, int64_t padded, int64_t stride) {
     std::fill_n(rows + count * stride, (padded - count) * stride, T{0});
@@ -266,9 +274,21 @@ class BackwardBlocks {
       scatter_queries(inner, first, count);
   }
 
-  // The bits of keys [begin, end) for each query, from those of queries for
-  // each key. Whether there are any.
+  // The bits of keys [begin, end) for each query, where they are no intervals
+  // from those of queries for each key. Whether there are any.
   bool find_visible(int64_t begin, int64_t end, int64_t count) {
+    TileBits queries[kCellRows];
+    if (mask_.columns(begin, end, queries)) {
+      TileBits all;
+      for (int64_t i = 0; i < count; ++i) {
+        all = all | queries[i];
+        for (int64_t w = 0; w < kCellWords; ++w)
+          s_.visible[i * kCellWords + w] = queries[i].word[w];
+      }
+      std::fill(s_.visible + count * kCellWords,
+                s_.visible + round_up(count, 4) * kCellWords, uint64_t{0});
+      return all.any();
+    }
     uint64_t any = 0;
     uint64_t bits[kCellWords][64];
     for (int64_t w = 0; w < kCellWords; ++w) {

@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "kernels/simd/exp-inl.h"
+#include "kernels/simd/softmax_pack-inl.h"
 #include "kernels/simd/softmax_plan.h"
 #include "kernels/simd/softmax_product-inl.h"
 #include "kernels/simd/state-inl.h"
@@ -76,8 +77,8 @@ struct Cell {
   const T *q, *d_out;
   const T *start, *delta;  // -log_sum_exp in units of log2, -delta
   T* dq;
-  // Keys: whole vectors, a multiple of 4. kt, vt: [dim][kCellStride]; k packed
-  // rows.
+  // Keys: whole vectors, a multiple of 4. kt, vt: packed across
+  // (softmax_pack-inl.h); k packed rows.
   int64_t keys = 0;
   const T *kt, *vt, *k;
   T *dk, *dv;
@@ -178,7 +179,8 @@ HWY_NOINLINE void cell_weights(const Cell<T>& cell, int64_t r, int64_t j) {
         [&](auto n) COSFORMER_LAMBDA { tile.acc[i * kVectors + n] = start; });
   });
   multiply_add<T, Along::kRow, kRows, kVectors>(
-      cell.q + r * cell.q_stride, cell.q_stride, cell.kt + j, kCellStride<T>,
+      cell.q + r * cell.q_stride, cell.q_stride,
+      cell.kt + place_across<T>(j, cell.q_stride), kPanel<T>,
       round_up(cell.dim, 4), tile.acc);
   unroll<kRows>([&](auto i) COSFORMER_LAMBDA {
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
@@ -214,8 +216,9 @@ HWY_NOINLINE void cell_score_gradients(const Cell<T>& cell, int64_t r,
         [&](auto n) COSFORMER_LAMBDA { tile.acc[i * kVectors + n] = start; });
   });
   multiply_add<T, Along::kRow, kRows, kVectors>(
-      cell.d_out + r * cell.v_stride, cell.v_stride, cell.vt + j,
-      kCellStride<T>, round_up(cell.value_dim, 4), tile.acc);
+      cell.d_out + r * cell.v_stride, cell.v_stride,
+      cell.vt + place_across<T>(j, cell.v_stride), kPanel<T>,
+      round_up(cell.value_dim, 4), tile.acc);
   unroll<kRows>([&](auto i) COSFORMER_LAMBDA {
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
       const int64_t at = j + n * kLane;

@@ -214,6 +214,12 @@ int64_t across_size(int64_t count, int64_t dim) {
   return round_up(count, kPanel<T>) * row_length<T>(dim);
 }
 
+// Where row j begins among them; length: row_length(dim).
+template <typename T>
+HWY_INLINE int64_t place_across(int64_t j, int64_t length) {
+  return j / kPanel<T> * kPanel<T> * length + j % kPanel<T>;
+}
+
 // Elements [first, first + count) of a list, a tile, across; rows whose bit of
 // `real` is not set, and those up to kTileStep, become zeros. memory: lanes
 // x row_length(dim).
@@ -230,8 +236,7 @@ HWY_NOINLINE void pack_across(const HeadRows& rows, const IndexList& list,
     using In = decltype(type);
     const int64_t bytes = dim * static_cast<int64_t>(sizeof(In));
     for (int64_t j = 0; j < padded; j += kLane) {
-      T* HWY_RESTRICT to =
-          out + j / kPanel<T> * kPanel<T> * length + j % kPanel<T>;
+      T* HWY_RESTRICT to = out + place_across<T>(j, length);
       const T* from[kLane];
       int64_t direct = 0;  // columns that are read in place
       for (int64_t r = 0; r < kLane; ++r) {

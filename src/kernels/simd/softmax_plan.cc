@@ -390,6 +390,38 @@ TileBits TileMask::row(int64_t t) {
   return bits & allowed;
 }
 
+// How far before and behind its own position a row of a plain block sees.
+TileMask::Range TileMask::around() const {
+  const SoftmaxAttentionOptions& o = plan_->call().options;
+  const SoftmaxPlan::Reach& reach = plan_->reach();
+  const int64_t far = 2 * kMaxPosition;  // beyond every element
+  const bool queries = plan_->side() == Side::kQueries;
+  int64_t before = far, after = far;
+  if (!all_pairs_ && reach.has_before) before = reach.before;
+  if (!all_pairs_ && reach.has_after) after = reach.after;
+  if (o.is_causal && queries) after = std::min<int64_t>(after, 0);
+  if (o.is_causal && !queries) before = std::min<int64_t>(before, 0);
+  return {before, after};
+}
+
+bool TileMask::columns(int64_t from, int64_t to, TileBits* out) const {
+  const auto neighbours = [](const IndexList& list) {
+    return list.list == nullptr && list.step == 1;
+  };
+  if (!plain_ || !outer_plain_ || !neighbours(block_->outer) ||
+      !neighbours(inner_) || real_ != bit_range(0, count_))
+    return false;
+  const auto [before, after] = around();
+  // Row t stands at element t + own of the tile.
+  const int64_t own =
+      block_->outer.first + from + shift_ - inner_.first - first_;
+  for (int64_t c = 0; c < count_; ++c) {
+    *out++ = bit_range(std::max<int64_t>(c - after - own, 0),
+                       std::min(c + before - own + 1, to - from));
+  }
+  return true;
+}
+
 void TileMask::rows(int64_t from, int64_t to, TileBits* out) {
   const bool run = block_->outer.list == nullptr && inner_.list == nullptr;
   if (!plain_ || !outer_plain_ || !run) {
@@ -398,16 +430,8 @@ void TileMask::rows(int64_t from, int64_t to, TileBits* out) {
   }
   // Intervals of a run that move by a constant from row to row: in elements of
   // the tile, those of the row's own position and what the window adds.
-  const SoftmaxAttentionOptions& o = plan_->call().options;
-  const SoftmaxPlan::Reach& reach = plan_->reach();
   const int64_t step = inner_.step;
-  const int64_t far = 2 * kMaxPosition;  // beyond every element
-  const bool queries = plan_->side() == Side::kQueries;
-  int64_t before = far, after = far;  // of the elements seen
-  if (!all_pairs_ && reach.has_before) before = reach.before;
-  if (!all_pairs_ && reach.has_after) after = reach.after;
-  if (o.is_causal && queries) after = std::min<int64_t>(after, 0);
-  if (o.is_causal && !queries) before = std::min<int64_t>(before, 0);
+  const auto [before, after] = around();
   const int64_t origin = inner_.first + first_ * step;
   for (int64_t t = from; t < to; ++t) {
     const int64_t at = block_->outer[t] + shift_ - origin;

@@ -221,6 +221,9 @@ class TileMask {
   TileBits row(int64_t t);
   // Those of outer rows [from, to).
   void rows(int64_t from, int64_t to, TileBits* out);
+  // For each element of the tile the rows [from, to), at most kTileKeys, that
+  // see it. Returns false, and does nothing, unless those are intervals.
+  bool columns(int64_t from, int64_t to, TileBits* out) const;
   // Inner elements that take part at all (the others must be packed as zeros).
   const TileBits& real() const { return real_; }
 
@@ -233,6 +236,7 @@ class TileMask {
   }
   Range causal(int64_t x) const;
   Range window(int64_t x) const;
+  Range around() const;
   void fill_block_bits(int64_t outer_block);
 
   const SoftmaxPlan* plan_ = nullptr;
