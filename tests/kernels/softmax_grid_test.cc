@@ -125,6 +125,8 @@ TEST_F(SoftmaxGrid, EdgePointsMatchReference) {
       "dtype=bfloat16",
       "head_dim=256 value_dim=256 q_len=300 kv_len=300 causal=1 window=wide "
       "dtype=float64",
+      // More keys than are kept packed.
+      "head_dim=512 value_dim=300 q_len=300 kv_len=1400",
       "q_len=2 kv_len=2 causal=1",
       "q_len=1 kv_len=1 reach=0 dropout=50",
       "batch=0 q_len=10 kv_len=10 reach=2",
@@ -164,6 +166,11 @@ TEST_F(SoftmaxGrid, LongSequencesMatchReference) {
       "q_len=4000 kv_len=4000 window=both dilation=5 globals=scattered",
       "q_len=4000 kv_len=4000 block_size=64 block_heads=1 kv_heads=2",
       "batch=2 q_len=2100 kv_len=300 causal=1 mask=left-padding window=wide",
+      // Packed keys that several blocks and heads share.
+      "batch=2 q_len=1000 kv_len=1000 kv_heads=2 group=3 causal=1 mask=holes",
+      "batch=2 q_len=2000 kv_len=2000 causal=1 window=wide kv_heads=2 group=2 "
+      "mask=left-padding",
+      "q_len=900 kv_len=900 kv_heads=2 group=2 causal=1 packing=one",
   });
   for (SoftmaxPoint& point : points) {
     point.head_dim = 3;

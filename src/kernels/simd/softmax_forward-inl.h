@@ -41,10 +41,6 @@ class RowsAhead {
  public:
   static constexpr int64_t kPiece = 256;
 
-  // idle: memory in the cache, asked for where there is nothing else.
-  explicit RowsAhead(const void* idle) : idle_(static_cast<const char*>(idle)) {
-    std::fill_n(pieces_.at, kPrefetches, idle_);
-  }
   void clear() { parts_ = part_ = 0, offset_ = 0, count_ = 0; }
   void add(const HeadRows& rows, const IndexList& list, int64_t from,
            int64_t to, int64_t bytes) {
@@ -56,11 +52,10 @@ class RowsAhead {
   void spread(int64_t tiles) { per_tile_ = (count_ + tiles - 1) / tiles; }
   // The next pieces of a tile of this depth.
   const Prefetches* next(int64_t depth) {
-    const int64_t asked = std::min({per_tile_, kPrefetches, depth / 4});
-    for (int64_t i = 0; i < asked; ++i) pieces_.at[i] = piece();
-    for (int64_t i = asked; i < filled_; ++i) pieces_.at[i] = idle_;
-    filled_ = asked;
-    if (part_ == parts_) per_tile_ = 0;
+    const int64_t most = std::min({per_tile_, kPrefetches, depth / 4});
+    int64_t n = 0;
+    while (n < most && part_ < parts_) pieces_.at[n++] = piece();
+    pieces_.count = n;
     return &pieces_;
   }
 
@@ -71,7 +66,6 @@ class RowsAhead {
     int64_t at, end, bytes;
   };
   const char* piece() {
-    if (part_ == parts_) return idle_;
     Part& part = part_list_[part_];
     const char* at = part.rows.at((*part.list)[part.at]) + offset_;
     offset_ += kPiece;
@@ -82,10 +76,9 @@ class RowsAhead {
     return at;
   }
 
-  const char* idle_;
   Part part_list_[3];
   int parts_ = 0, part_ = 0;
-  int64_t offset_ = 0, count_ = 0, per_tile_ = 0, filled_ = 0;
+  int64_t offset_ = 0, count_ = 0, per_tile_ = 0;
   Prefetches pieces_;
 };
 
@@ -129,8 +122,7 @@ class ForwardRun {
         call_(plan.call()),
         bias_(static_cast<const T*>(bias)),
         carver_(memory),
-        s_(call_, longest(plan), carver_),
-        ahead_(s_.q) {}
+        s_(call_, longest(plan), carver_) {}
 
   void run(int64_t begin, int64_t end, int64_t next) {
     if (begin >= end) return;
@@ -372,8 +364,7 @@ class ForwardRun {
                   t, bias);
       const TileBits columns = bit_range(from, to);
       const bool masked = (group.all & columns) != columns;
-      bool unseen = false;
-      for (int r = 0; r < kRows; ++r) unseen |= tile.seen[r] != kSeen;
+      const bool unseen = any_unseen(tile.seen);
       for_vectors<T>((to - from) / kLane, [&](auto vectors) HWY_ATTR {
         constexpr int kVectors = decltype(vectors)::value;
         if (unseen) {
@@ -386,6 +377,12 @@ class ForwardRun {
       });
     }
     if (call_.options.dropout_p > 0) drop(list, first, t, group, weights);
+  }
+
+  static bool any_unseen(const uint8_t* seen) {
+    bool unseen = false;
+    unroll<kRows>([&](auto r) { unseen |= seen[r] != kSeen; });
+    return unseen;
   }
 
   // Biases of the rows from t on, of keys [at, at + count) of the list.

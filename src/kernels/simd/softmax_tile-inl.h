@@ -45,11 +45,12 @@ inline constexpr int kSoftmaxRows = 6;
 inline constexpr int kSoftmaxRows = 4;
 #endif
 
-// Memory that is asked for while a tile is multiplied: one address a step of
-// four features.
+// Memory that is asked for while a tile is multiplied: an address a step of
+// four features, from the first on.
 inline constexpr int64_t kPrefetches = 16;
 struct Prefetches {
   const char* at[kPrefetches];
+  int64_t count = 0;
 };
 
 // Lanes of a vector as bits of a word, from its lowest on.
@@ -121,7 +122,7 @@ HWY_INLINE void scores(const ScoreTile<T>& tile, Vec<T>* result) {
   }
   const T* HWY_RESTRICT k = tile.keys;
   const char* const* prefetch = tile.prefetch->at;
-  const char* const* prefetch_end = prefetch + kPrefetches;
+  const char* const* prefetch_end = prefetch + tile.prefetch->count;
   const T* strip = tile.q;
   for (int64_t left = tile.depth; left > 0;
        left -= kStrip, strip += tile.strip_stride) {
@@ -168,15 +169,20 @@ template <typename T>
 HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
                             uint64_t bits, const T* HWY_RESTRICT scores) {
   constexpr int64_t kLane = kLanes<T>;
-  const auto counts = [&](int64_t j) { return (bits >> j & 1) != 0; };
+  const Tag<T> d;
   T* HWY_RESTRICT weights = tile.weights + r * kForwardKeys;
   T* HWY_RESTRICT sums = tile.sums + r * kLane;
   T& reference = tile.reference[r];
-  T largest = reference;
-  for (int64_t j = 0; j < keys; ++j)
-    if (counts(j) && scores[j] > largest) largest = scores[j];
+  Vec<T> most = hn::Set(d, reference);
+  for (int64_t j = 0; j < keys; j += kLane) {
+    // Not where it is NaN.
+    const Vec<T> x = hn::Load(d, scores + j);
+    const auto above = hn::And(lanes_of<T>(bits >> j), hn::Gt(x, most));
+    most = hn::IfThenElse(above, x, most);
+  }
+  const T largest = hn::GetLane(hn::MaxOfLanes(d, most));
   if (largest > reference) {
-    const T factor = std::exp2(reference - largest);
+    const T factor = std::exp2(std::max(reference - largest, kLowestWeight<T>));
     reference = largest;
     for (int64_t c = 0; c < kLane; ++c) sums[c] *= factor;
     if (tile.out != nullptr) {
@@ -185,10 +191,16 @@ HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
     }
     for (int64_t j = -tile.before; j < 0; ++j) weights[j] *= factor;
   }
-  for (int64_t j = 0; j < keys; ++j) {
-    weights[j] = counts(j) ? std::exp2(scores[j] - reference) : T{0};
-    sums[j % kLane] += weights[j];
+  const Vec<T> by = hn::Set(d, reference);
+  Vec<T> sum = hn::Load(d, sums);
+  for (int64_t j = 0; j < keys; j += kLane) {
+    const Vec<T> weight = hn::IfThenElseZero(
+        lanes_of<T>(bits >> j),
+        exp2_lanes<T>(hn::Sub(hn::Load(d, scores + j), by), kLowestWeight<T>));
+    sum = hn::Add(sum, weight);
+    hn::Store(weight, d, weights + j);
   }
+  hn::Store(sum, d, sums);
 }
 
 // A tile of which some rows sum to too much: theirs anew, from scores without a
