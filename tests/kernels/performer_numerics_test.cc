@@ -329,6 +329,13 @@ TEST(PerformerNumerics, FewHeadsAreCutByFeatures) {
   }
 }
 
+// What the kernels do with tiny results of their own is none of the caller's.
+TEST(PerformerNumerics, TheCallersTinyNumbersStay) {
+  run(make_performer_problem("q_len=9 kv_len=9", 16), serial_executor());
+  volatile float least = std::numeric_limits<float>::min();
+  EXPECT_GT(least / 2, 0.0f);
+}
+
 // Rows beside ordinary ones that need double: the choice is a block's, and no
 // row's result depends on it by more than rounding.
 TEST(PerformerNumerics, LargeAndOrdinaryRowsShareABlock) {

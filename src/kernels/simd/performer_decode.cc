@@ -1,6 +1,7 @@
 // Performer's decode step: one token a row.
 #include <algorithm>
 
+#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/performer_call.h"
 
 namespace cosformer::simd {
@@ -148,6 +149,7 @@ Status decode(const PerformerAttentionInputs& inputs,
   T* v = queries + q_size;
   T* wide_out = v + v_size;
   executor.run(rows, [&](int64_t r, int thread) {
+    const FlushTiny flush;
     ArrayCarver carver(scratch[thread]);
     PerformerStep<T> step(call, state, carver);
     const bool has_key =
