@@ -4,6 +4,11 @@
 #ifndef COSFORMER_SRC_KERNELS_SIMD_FLUSH_TINY_H_
 #define COSFORMER_SRC_KERNELS_SIMD_FLUSH_TINY_H_
 
+#include <cstdint>
+#include <functional>
+
+#include "cosformer/base.h"
+
 #ifdef __SSE2__
 #include <xmmintrin.h>
 #endif
@@ -33,6 +38,23 @@ class FlushTiny {
   FlushTiny() {}  // so that it counts as used
 };
 #endif
+
+// Another executor, whose tasks flush tiny results.
+class FlushingExecutor final : public Executor {
+ public:
+  explicit FlushingExecutor(Executor& executor) : executor_(executor) {}
+  int num_threads() const override { return executor_.num_threads(); }
+  void run(int64_t num_tasks,
+           const std::function<void(int64_t task, int thread)>& task) override {
+    executor_.run(num_tasks, [&](int64_t i, int thread) {
+      const FlushTiny flush;
+      task(i, thread);
+    });
+  }
+
+ private:
+  Executor& executor_;
+};
 
 }  // namespace cosformer::simd
 

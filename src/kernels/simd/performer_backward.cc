@@ -17,7 +17,6 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/performer_walk.h"
 
 namespace cosformer::simd {
@@ -549,7 +548,6 @@ class Backward {
                 steps[static_cast<size_t>(i)], i);
       };
       executor.run(count, [&](int64_t task, int) {
-        const FlushTiny flush;
         for_steps(task, [&](UnitBackward& walk, const auto& step, int64_t i) {
           if (task % parts > 0) walk.redirect(step, own_of(task, i));
           walk.take(step);

@@ -1,7 +1,6 @@
 // Performer's decode step: one token a row.
 #include <algorithm>
 
-#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/performer_call.h"
 
 namespace cosformer::simd {
@@ -149,7 +148,6 @@ Status decode(const PerformerAttentionInputs& inputs,
   T* v = queries + q_size;
   T* wide_out = v + v_size;
   executor.run(rows, [&](int64_t r, int thread) {
-    const FlushTiny flush;
     ArrayCarver carver(scratch[thread]);
     PerformerStep<T> step(call, state, carver);
     const bool has_key =

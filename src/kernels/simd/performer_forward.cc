@@ -7,7 +7,6 @@
 // parallel, and then put together.
 #include <algorithm>
 
-#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/performer_block.h"
 #include "kernels/simd/performer_call.h"
 
@@ -322,7 +321,6 @@ class Forward {
     const bool causal = call_.whole.options.is_causal;
     if (whole) {
       executor.run((units_ + share - 1) / share, [&](int64_t task, int thread) {
-        const FlushTiny flush;
         ForwardScratch<T> s(sizes_, scratch[thread]);
         const Answers<T> own = answers_of(thread);
         std::vector<UnitForward<T>> units;
@@ -359,7 +357,6 @@ class Forward {
       longest = std::max(longest, Blocks(unit, causal).count());
     for (int64_t from = 0; from == 0 || from < longest; from += kRound) {
       executor.run(units_ * parts, [&](int64_t task, int thread) {
-        const FlushTiny flush;
         const int64_t u = task / parts, p = task % parts;
         ForwardScratch<T> s(sizes_, scratch[thread]);
         UnitForward<T> unit = walk(u, p, state_of(task));
@@ -374,7 +371,6 @@ class Forward {
         if (from + kRound >= longest) unit.store_state();
       });
       executor.run(units_ * kRound, [&](int64_t task, int) {
-        const FlushTiny flush;
         const int64_t u = task / kRound, i = task % kRound;
         const Blocks blocks(call_.units[static_cast<size_t>(u)], causal);
         if (from + i >= blocks.count() || !blocks[from + i].queries) return;

@@ -8,7 +8,6 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/pass.h"
 #include "kernels/simd/performer_call.h"
 
@@ -330,7 +329,6 @@ Status run_units(const PerformerCall<T>& call, const Pass& first,
   std::vector<std::unique_ptr<PerformerScratch<T>>> scratch(threads);
   executor.run(static_cast<int64_t>(call.units.size()),
                [&](int64_t u, int thread) {
-                 const FlushTiny flush;
                  auto& mine = scratch[static_cast<size_t>(thread)];
                  if (mine == nullptr) {
                    mine = std::make_unique<PerformerScratch<T>>(
