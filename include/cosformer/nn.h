@@ -290,6 +290,20 @@ class AttentionImpl : public torch::nn::Module {
   bool has_global_tokens(const AttentionCall& call) const;
   torch::Tensor global_mask_of(const Heads& heads,
                                const AttentionCall& call) const;
+  // Longformer's output where its global tokens are few, without projecting all
+  // keys and values for them; undefined where that cannot be, or does not pay.
+  // query, key, value: what `heads` are the projections of.
+  torch::Tensor with_few_global_tokens(const torch::Tensor& query,
+                                       const torch::Tensor& key,
+                                       const torch::Tensor& value,
+                                       const Heads& heads,
+                                       const AttentionCall& call) const;
+  // Of global tokens [batch, count, embed_dim]; real: those that are ones.
+  torch::Tensor attend_contracted(const torch::Tensor& tokens,
+                                  const torch::Tensor& real,
+                                  const torch::Tensor& key,
+                                  const torch::Tensor& value,
+                                  const AttentionCall& call) const;
   torch::Tensor with_first_tokens(const torch::Tensor& out, const Heads& global,
                                   const KvCache& before,
                                   const SoftmaxAttentionArgs& args,

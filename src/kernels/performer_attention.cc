@@ -4,6 +4,7 @@
 
 #include "cosformer/kernels.h"
 #include "kernels/call_check.h"
+#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/performer.h"
 
 namespace cosformer {
@@ -89,8 +90,9 @@ Status performer_attention_forward(const PerformerAttentionOptions& options,
   COSFORMER_RETURN_IF_ERROR(check_state_out("state_out", state_out));
   const Result<Isa> isa = chosen_isa();
   COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::FlushingExecutor flushing(executor);
   COSFORMER_RETURN_IF_ERROR(renamed(simd::run_performer_forward(
-      options, inputs, {out, log_denominator, state_out}, *isa, executor)));
+      options, inputs, {out, log_denominator, state_out}, *isa, flushing)));
   if (state_out.sums.kv_state != nullptr)
     write_state_places(with_state(inputs), state_out.sums);
   return Status();
@@ -127,11 +129,12 @@ Status performer_attention_backward(
   }
   const Result<Isa> isa = chosen_isa();
   COSFORMER_RETURN_IF_ERROR(isa.status());
+  simd::FlushingExecutor flushing(executor);
   return renamed(
       simd::run_performer_backward(options, inputs,
                                    {out, d_out, log_denominator, d_state_out,
                                     dq, dk, dv, d_projection, d_state_in},
-                                   *isa, executor));
+                                   *isa, flushing));
 }
 
 Status performer_attention_decode_step(const PerformerAttentionInputs& inputs,
@@ -169,8 +172,9 @@ Status performer_attention_decode_step(const PerformerAttentionInputs& inputs,
   const Result<Isa> isa = chosen_isa();
   COSFORMER_RETURN_IF_ERROR(isa.status());
   if (call.q.size[0] == 0) return Status();
+  simd::FlushingExecutor flushing(executor);
   return renamed(
-      simd::run_performer_decode(inputs, state, out, *isa, executor));
+      simd::run_performer_decode(inputs, state, out, *isa, flushing));
 }
 
 }  // namespace cosformer

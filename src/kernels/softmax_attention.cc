@@ -2,6 +2,7 @@
 #include "cosformer/kernels.h"
 #include "kernels/call_check.h"
 #include "kernels/dispatch.h"
+#include "kernels/simd/flush_tiny.h"
 #include "kernels/simd/softmax_backward.h"
 #include "kernels/simd/softmax_pass.h"
 
@@ -30,11 +31,12 @@ Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
   call.out = out;
   call.log_sum_exp = log_sum_exp;
   call.stream = too_large_for_cache(out);
+  simd::FlushingExecutor flushing(executor);
   return simd::run_softmax_forward(call,
                                    inputs.q.dtype == DType::kFloat64
                                        ? simd::softmax_forward_f64(*isa)
                                        : simd::softmax_forward_f32(*isa),
-                                   executor);
+                                   flushing);
 }
 
 Status softmax_attention_backward(const SoftmaxAttentionOptions& options,
@@ -59,11 +61,12 @@ Status softmax_attention_backward(const SoftmaxAttentionOptions& options,
   call.dv = dv;
   call.d_relative_bias = d_relative_bias;
   call.stream = too_large_for_cache(d_out);
+  simd::FlushingExecutor flushing(executor);
   return simd::run_softmax_backward(call,
                                     inputs.q.dtype == DType::kFloat64
                                         ? simd::softmax_backward_f64(*isa)
                                         : simd::softmax_backward_f32(*isa),
-                                    executor);
+                                    flushing);
 }
 
 }  // namespace cosformer

@@ -7,6 +7,7 @@
 #include "cosformer/kernels.h"
 #include "kernels/call_check.h"
 #include "kernels/dispatch.h"
+#include "kernels/simd/flush_tiny.h"
 
 namespace cosformer {
 namespace {
@@ -98,11 +99,12 @@ Status softmax_attention_decode_step(const SoftmaxAttentionOptions& options,
     write_token(inputs.v, cache.values, cache, row);
   }
   const simd::SoftmaxDecodeCall call(options, inputs, cache, out);
+  simd::FlushingExecutor flushing(executor);
   COSFORMER_RETURN_IF_ERROR(simd::run_softmax_decode(
       call,
       inputs.q.dtype == DType::kFloat64 ? simd::softmax_decode_f64(*isa)
                                         : simd::softmax_decode_f32(*isa),
-      executor));
+      flushing));
   for (int64_t row = 0; row < rows; ++row) ++cache.position[row];
   return Status();
 }

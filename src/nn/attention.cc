@@ -217,9 +217,13 @@ AttentionResult AttentionImpl::forward(const torch::Tensor& query,
   } else if (options_.kind == "linformer") {
     result = linformer_forward(heads, full);
   } else {
-    Heads global;
-    if (has_global_tokens(full)) global = project_global(q_in, k_in, v_in);
-    result = softmax_forward(std::move(heads), std::move(global), full);
+    if (has_global_tokens(full))
+      result.out = with_few_global_tokens(q_in, k_in, v_in, heads, full);
+    if (!result.out.defined()) {
+      Heads global;
+      if (has_global_tokens(full)) global = project_global(q_in, k_in, v_in);
+      result = softmax_forward(std::move(heads), std::move(global), full);
+    }
   }
   result.out = merge_heads(result.out);
   if (full.query_mask) {

@@ -1,4 +1,8 @@
 // Longformer's global tokens: queries, keys and values of their own.
+#include <algorithm>
+#include <cmath>
+#include <variant>
+
 #include "nn/attention_parts.h"
 #include "nn/starts.h"
 
@@ -38,6 +42,96 @@ torch::Tensor AttentionImpl::global_mask_of(const Heads& heads,
   }
   const torch::Tensor first = number < options_.global_tokens;
   return call.global_mask ? first.logical_or(*call.global_mask) : first;
+}
+
+// A key's place must not matter to a global token, and values must be there to
+// look at. With more tokens the products below are larger than the projections.
+torch::Tensor AttentionImpl::with_few_global_tokens(
+    const torch::Tensor& query, const torch::Tensor& key,
+    const torch::Tensor& value, const Heads& heads,
+    const AttentionCall& call) const {
+  const AttentionOptions& o = options_;
+  const bool by_place = o.is_causal || o.rotary_base != 0.0 ||
+                        call.relative_bias || call.cu_seqlens_q ||
+                        call.q_start || call.kv_start;
+  const bool keeps_state =
+      call.return_state || !std::holds_alternative<std::monostate>(call.state);
+  const bool drops = o.dropout > 0.0 && is_training();
+  if (by_place || keeps_state || drops || !query.is_cpu() ||
+      query.size(0) == 0 || query.size(1) == 0 || query.size(1) != key.size(1))
+    return {};
+  const torch::Tensor mask = global_mask_of(heads, call);
+  const torch::Tensor rows =
+      call.query_mask ? mask.logical_and(*call.query_mask) : mask;
+  // At least one, perhaps masked: so that each parameter has a gradient.
+  const int64_t count = std::max<int64_t>(rows.sum(1).max().item<int64_t>(), 1);
+  if (count * 2 > o.head_dim) return {};
+
+  const torch::Tensor index = rows.to(torch::kByte)
+                                  .argsort(/*stable=*/true, 1,
+                                           /*descending=*/true)
+                                  .narrow(1, 0, count);
+  const torch::Tensor tokens =
+      query.gather(1, index.unsqueeze(-1).expand({-1, -1, query.size(2)}));
+  const torch::Tensor own =
+      attend_contracted(tokens, rows.gather(1, index), key, value, call);
+  SoftmaxAttentionArgs args = softmax_args(std::nullopt);
+  args.global_mask = mask;
+  args.key_mask = call.key_mask;
+  args.query_mask = mask.logical_not();
+  if (call.query_mask)
+    args.query_mask = args.query_mask->logical_and(*call.query_mask);
+  // Rows of global tokens are 0 so far.
+  const torch::Tensor local =
+      softmax_attention(heads.q, heads.k, heads.v, args);
+  return local.scatter_add(1, index.unsqueeze(-1).unsqueeze(-1).expand_as(own),
+                           own.to(local.scalar_type()));
+}
+
+// With W and U the projections of keys and values, and x and y what they are
+// applied to: q . (W x_j) = (W^T q) . x_j and sum_j w_j U y_j = U sum_j w_j
+// y_j, so that a global token attends to x and y themselves. A bias of the keys
+// adds the same to all scores of a row, and cancels; that of the values is
+// added once, as weights sum to 1.
+torch::Tensor AttentionImpl::attend_contracted(
+    const torch::Tensor& tokens, const torch::Tensor& real,
+    const torch::Tensor& key, const torch::Tensor& value,
+    const AttentionCall& call) const {
+  const AttentionOptions& o = options_;
+  const int64_t kv = o.num_kv_heads, group = o.num_heads / kv;
+  const torch::Tensor q =
+      q_global_proj->forward(tokens).unflatten(-1, {kv, group, o.head_dim});
+  const torch::Tensor key_weight =
+      k_global_proj->weight.unflatten(0, {kv, o.head_dim});
+  const torch::Tensor value_weight =
+      v_global_proj->weight.unflatten(0, {kv, o.value_dim});
+  SoftmaxAttentionArgs args;
+  args.scale = o.scale != 0.0
+                   ? o.scale
+                   : 1.0 / std::sqrt(static_cast<double>(o.head_dim));
+  args.key_mask = call.key_mask;
+  args.query_mask = real.repeat_interleave(o.num_heads, 1);
+  // One head of (tokens x heads) rows: all heads see the same keys.
+  const torch::Tensor summed =
+      softmax_attention(torch::einsum("bgkrd,kde->bgkre", {q, key_weight})
+                            .flatten(1, 3)
+                            .unsqueeze(2),
+                        key.unsqueeze(2), value.unsqueeze(2), args);
+  torch::Tensor out =
+      torch::einsum("bgkre,kde->bgkrd", {summed.squeeze(2).unflatten(
+                                             1, {tokens.size(1), kv, group}),
+                                         value_weight})
+          .flatten(2, 3);
+  if (!o.qkv_bias) return out;
+  torch::Tensor sees = real;
+  if (call.key_mask) sees = sees.logical_and(call.key_mask->any(1, true));
+  const torch::Tensor bias =
+      v_global_proj->bias.unflatten(0, {kv, 1, o.value_dim})
+          .expand({-1, group, -1})
+          .flatten(0, 1);
+  out = torch::where(sees.unsqueeze(-1).unsqueeze(-1), out + bias, out);
+  // So that it has its gradient, which is 0.
+  return out + 0 * k_global_proj->bias.sum();
 }
 
 // out [batch, n, heads, dim] with the rows of the first global_tokens of each

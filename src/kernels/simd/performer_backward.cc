@@ -8,8 +8,14 @@
 //   from the first position on: dq; the maxima before each block are kept
 //   from the last one back:     dk, dv, the gradient of the given state
 //
+// A call that is not causal sums up all keys first, answers all queries, whose
+// gradients it sums up for the keys.
+//
 // The row constant |q|^2 / 2 cancels, and so does its gradient.
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <vector>
 
 #include "kernels/simd/performer_walk.h"
 
@@ -24,6 +30,14 @@ class PerformerBackward : public PerformerWalk<T> {
       Base::query_bits_, Base::key_bits_;
 
  public:
+  // A block's turn in the walk.
+  struct Step {
+    enum Kind { kForward, kBack, kSum, kQueries, kKeys } kind;
+    int64_t begin, end;
+    bool has_queries() const { return kind == kForward || kind == kQueries; }
+    bool has_keys() const { return kind == kBack || kind == kKeys; }
+  };
+
   // d_projection: the unit's own panels, or nullptr.
   PerformerBackward(const PerformerCall<T>& call, const Unit& unit,
                     const Pass& queries_pass, const Pass& keys_pass,
@@ -47,80 +61,153 @@ class PerformerBackward : public PerformerWalk<T> {
     s_.piece.d_state_in = gradients.d_state_in;
   }
 
+  const std::vector<Step>& steps() const { return steps_; }
+
   void run() {
+    start();
+    for (const Step& step : steps_) take(step);
+    finish();
+  }
+  void start() {
+    list_steps();
     this->start_maxima(s_.maxima);
-    if (causal_) {
-      run_causal();
-    } else {
-      run_noncausal();
+    queries_pass_.load_state(s_.piece, inside_, s_.state[0]);
+    keys_pass_.load_state(s_.piece, inside_, s_.state[1]);
+  }
+  void take(const Step& step) {
+    const int64_t b = step.begin, e = step.end;
+    switch (step.kind) {
+      case Step::kForward:
+        std::copy_n(s_.maxima, call_.features, before(block_++));
+        return attend_forward(b, e);
+      case Step::kBack:
+        // Between the blocks the state stands at the maxima before the later
+        // one, which are those after the earlier one.
+        std::copy_n(before(--block_), call_.features, s_.maxima);
+        return attend_back(b, e);
+      case Step::kSum:
+        return sum_keys(b, e);
+      case Step::kQueries:
+        return answer_queries(b, e);
+      case Step::kKeys:
+        return answer_keys(b, e);
     }
+  }
+  void finish() {
+    if (wants_keys_) finish_state();
+  }
+
+  // Of a step to come: its gradients go to `own` (of kPerformerBlock rows a
+  // head) instead of the caller's memory.
+  void redirect(const Step& step, const PerformerGradients& own) {
+    this->stand_at(step.begin, step.end);
+    if (step.has_queries())
+      gradients_.dq = at_block(own.dq, this->first_query(), this->first_head());
+    if (step.has_keys()) {
+      gradients_.dk = at_block(own.dk, this->first_key(), unit_.head);
+      gradients_.dv = at_block(own.dv, this->first_key(), unit_.head);
+    }
+  }
+  // What a redirected step gave, added to the caller's.
+  void add(const Step& step, const PerformerGradients& own,
+           const PerformerGradients& to) {
+    this->stand_at(step.begin, step.end);
+    if (step.has_queries()) {
+      for (int64_t g = 0; g < call_.whole.group; ++g) {
+        add_rows(own.dq, g, to.dq, this->first_head() + g, this->first_query(),
+                 query_bits_.present);
+      }
+    }
+    if (!step.has_keys()) return;
+    add_rows(own.dk, 0, to.dk, unit_.head, this->first_key(),
+             key_bits_.present);
+    add_rows(own.dv, 0, to.dv, unit_.head, this->first_key(),
+             key_bits_.present);
   }
 
  private:
-  void run_causal() {
-    queries_pass_.load_state(s_.piece, inside_, s_.state[0]);
-    const Walk walk(unit_);
-    int64_t block = 0;
-    for (const Span& span : {walk.first, walk.second}) {
-      Base::for_blocks(span, [&](int64_t b, int64_t e) {
-        std::copy_n(s_.maxima, call_.features, before(block++));
-        attend_forward(b, e);
-      });
+  void list_steps() {
+    const auto add = [&](typename Step::Kind kind, const Span& span) {
+      Base::for_blocks(
+          span, [&](int64_t b, int64_t e) { steps_.push_back({kind, b, e}); });
+    };
+    if (causal_) {
+      const Walk walk(unit_);
+      add(Step::kForward, walk.first);
+      add(Step::kForward, walk.second);
+      if (!wants_keys_) return;
+      for (int64_t i = std::ssize(steps_) - 1; i >= 0; --i) {
+        const Step& step = steps_[static_cast<size_t>(i)];
+        steps_.push_back({Step::kBack, step.begin, step.end});
+      }
+      return;
     }
-    if (!wants_keys_) return;
-    keys_pass_.load_state(s_.piece, inside_, s_.state[1]);
-    for (const Span& span : {walk.second, walk.first}) {
-      Base::for_blocks_back(span, [&](int64_t b, int64_t e) {
-        // Between the blocks the state stands at the maxima before the later
-        // one, which are those after the earlier one.
-        std::copy_n(before(--block), call_.features, s_.maxima);
-        attend_back(b, e);
-      });
-    }
-    finish_state();
+    add(Step::kSum, key_span(unit_));
+    add(Step::kQueries, query_span(unit_));
+    if (wants_keys_) add(Step::kKeys, key_span(unit_));
   }
 
-  void run_noncausal() {
-    queries_pass_.load_state(s_.piece, inside_, s_.state[0]);
-    Base::for_blocks(key_span(unit_), [&](int64_t b, int64_t e) {
-      this->enter(b, e);
-      if (key_bits_.real == 0) return;
-      this->project_keys();
-      this->cut();
-      if (wants_queries_) {
-        this->form_keys();
-        s_.piece.inputs.v = this->key_rows_of(call_.inputs.call.v, s_.v);
-        if (this->set_factor(s_.maxima, this->maxima_of(0)))
-          k_.rescale_across(s_.state[0], w_, s_.factor);
-        queries_pass_.accumulate(s_.piece, inside_, b, e, s_.state[0],
-                                 s_.pass_scratch[0]);
+  // A view whose row `first` and head `head` are the first of `own`.
+  static View4 at_block(const View4& own, int64_t first, int64_t head) {
+    View4 at = own;
+    if (own.data == nullptr) return at;
+    at.data = reinterpret_cast<void*>(
+        reinterpret_cast<uintptr_t>(own.data) -
+        static_cast<uintptr_t>((first * own.stride[1] + head * own.stride[2]) *
+                               static_cast<int64_t>(sizeof(T))));
+    return at;
+  }
+  void add_rows(const View4& own, int64_t own_head, const View4& to,
+                int64_t head, int64_t first, uint64_t present) const {
+    if (to.data == nullptr) return;
+    const T* more = static_cast<const T*>(own.data) + own_head * own.stride[2];
+    T* sum = static_cast<T*>(to.data) + unit_.row.batch * to.stride[0] +
+             head * to.stride[2];
+    for (int64_t r = 0; r < n_; ++r) {
+      if ((present >> r & 1) == 0) continue;
+      for (int64_t c = 0; c < to.size[3]; ++c) {
+        sum[(first + r) * to.stride[1] + c] += more[r * own.stride[1] + c];
       }
-      this->keep_maxima();
-    });
-    keys_pass_.load_state(s_.piece, inside_, s_.state[1]);
-    Base::for_blocks(query_span(unit_), [&](int64_t b, int64_t e) {
-      this->enter(b, e);
-      one_piece(e);
-      form_queries();
-      if (wants_queries_) {
-        queries_pass_.read(s_.piece, inside_, b, e, s_.state[0],
-                           s_.pass_scratch[0]);
-      }
-      if (wants_keys_ && query_bits_.real != 0) {
-        keys_pass_.accumulate(s_.piece, inside_, b, e, s_.state[1],
-                              s_.pass_scratch[1]);
-      }
-      if (wants_queries_) finish_queries();
-    });
-    if (!wants_keys_) return;
-    Base::for_blocks(key_span(unit_), [&](int64_t b, int64_t e) {
-      this->enter(b, e);
-      one_piece(e);
-      start_keys();
-      keys_pass_.read(s_.piece, inside_, b, e, s_.state[1], s_.pass_scratch[1]);
-      finish_keys();
-    });
-    finish_state();
+    }
+  }
+
+  void sum_keys(int64_t b, int64_t e) {
+    this->enter(b, e);
+    if (key_bits_.real == 0) return;
+    this->project_keys();
+    this->cut();
+    if (wants_queries_) {
+      this->form_keys();
+      s_.piece.inputs.v = this->key_rows_of(call_.inputs.call.v, s_.v);
+      if (this->set_factor(s_.maxima, this->maxima_of(0)))
+        k_.rescale_across(s_.state[0], w_, s_.factor);
+      queries_pass_.accumulate(s_.piece, inside_, b, e, s_.state[0],
+                               s_.pass_scratch[0]);
+    }
+    this->keep_maxima();
+  }
+
+  void answer_queries(int64_t b, int64_t e) {
+    this->enter(b, e);
+    one_piece(e);
+    form_queries();
+    if (wants_queries_) {
+      queries_pass_.read(s_.piece, inside_, b, e, s_.state[0],
+                         s_.pass_scratch[0]);
+    }
+    if (wants_keys_ && query_bits_.real != 0) {
+      keys_pass_.accumulate(s_.piece, inside_, b, e, s_.state[1],
+                            s_.pass_scratch[1]);
+    }
+    if (wants_queries_) finish_queries();
+  }
+
+  void answer_keys(int64_t b, int64_t e) {
+    this->enter(b, e);
+    one_piece(e);
+    start_keys();
+    keys_pass_.read(s_.piece, inside_, b, e, s_.state[1], s_.pass_scratch[1]);
+    finish_keys();
   }
 
   void attend_forward(int64_t begin, int64_t end) {
@@ -287,9 +374,11 @@ class PerformerBackward : public PerformerWalk<T> {
   T* before(int64_t block) const { return s_.before + block * call_.stride; }
 
   const Pass &queries_pass_, &keys_pass_;
-  const PerformerGradients& gradients_;
+  PerformerGradients gradients_;
   T* d_projection_;
   const bool causal_, wants_queries_, wants_keys_;
+  std::vector<Step> steps_;
+  int64_t block_ = 0;  // of a causal walk
 };
 
 // Blocks of the longest causal walk.
@@ -306,51 +395,203 @@ int64_t count_blocks(const PerformerCall<T>& call) {
   return most;
 }
 
+// Where units are few their features are cut: given the rows' sums each part is
+// a Performer of its own, and the gradients are those of the parts added up, in
+// their order. The parts take some blocks in parallel, the first into the
+// caller's memory, and are then put together.
 template <typename T>
-Status backward(const PerformerAttentionOptions& options,
-                const PerformerAttentionInputs& inputs,
-                const PerformerGradients& gradients, Isa isa,
-                Executor& executor) {
-  PerformerCall<T> call(options, inputs,
-                        gradients.d_state_out.kv_state != nullptr ||
-                            gradients.d_state_out.k_sum != nullptr,
-                        isa);
-  COSFORMER_RETURN_IF_ERROR(call.prepare(true));
-  constexpr bool is_double = std::is_same_v<T, double>;
-  const Pass& queries = is_double ? d_queries_f64(isa) : d_queries_f32(isa);
-  const Pass& keys = is_double ? d_keys_f64(isa) : d_keys_f32(isa);
-  const int64_t panels = call.stride * padded(call.whole.dim);
-  AlignedBuffer d_projection;
-  if (gradients.d_projection != nullptr) {
+class Backward {
+  using UnitBackward = PerformerBackward<T>;
+
+ public:
+  Backward(const PerformerAttentionOptions& options,
+           const PerformerAttentionInputs& inputs,
+           const PerformerGradients& gradients, Isa isa)
+      : options_(options),
+        inputs_(inputs),
+        gradients_(gradients),
+        isa_(isa),
+        needs_all_(gradients.d_state_out.kv_state != nullptr ||
+                   gradients.d_state_out.k_sum != nullptr),
+        whole_(options, inputs, needs_all_, isa),
+        queries_(std::is_same_v<T, double> ? d_queries_f64(isa)
+                                           : d_queries_f32(isa)),
+        keys_(std::is_same_v<T, double> ? d_keys_f64(isa) : d_keys_f32(isa)) {}
+
+  Status run(Executor& executor) {
+    COSFORMER_RETURN_IF_ERROR(make_parts());
+    if (gradients_.d_projection != nullptr) {
+      const int64_t panels = units() * std::ssize(parts_) * panel_size();
+      COSFORMER_RETURN_IF_ERROR(
+          make_zeros(static_cast<size_t>(panels) * sizeof(T), panels_));
+    }
+    const int64_t blocks =
+        options_.is_causal && units() > 0 ? count_blocks(whole_) : 0;
+    if (parts_.size() > 1) {
+      COSFORMER_RETURN_IF_ERROR(run_parts(blocks, executor));
+    } else {
+      COSFORMER_RETURN_IF_ERROR(run_units<T>(
+          whole_, queries_, &keys_, blocks, executor,
+          [&](const Unit& unit, int64_t u, PerformerScratch<T>& s) {
+            UnitBackward(whole_, unit, queries_, keys_, gradients_,
+                         panels_of(u, 0), s)
+                .run();
+          }));
+    }
+    collect_projection();
+    return Status();
+  }
+
+ private:
+  // Blocks between two times that the parts are put together.
+  static constexpr int64_t kRound = 16;
+
+  static Status make_zeros(size_t bytes, AlignedBuffer& buffer) {
+    buffer = AlignedBuffer(bytes + 64);
+    if (buffer.data() == nullptr) return out_of_memory(bytes);
+    std::fill_n(buffer.as<char>(), bytes, char{0});
+    return Status();
+  }
+
+  int64_t units() const { return std::ssize(whole_.units); }
+  // Of the first part, the largest.
+  int64_t panel_size() const {
+    return parts_[0]->stride * padded(whole_.whole.dim);
+  }
+  T* panels_of(int64_t unit, int64_t part) const {
+    T* all = panels_.template as<T>();
+    if (all == nullptr) return nullptr;
+    return all + (unit * std::ssize(parts_) + part) * panel_size();
+  }
+
+  // States hold all features side by side, and narrow types would round each
+  // part: those calls are not cut.
+  Status make_parts() {
+    const int64_t size = features_of_part(whole_);
+    const bool has_state = inputs_.state.sums.kv_state != nullptr ||
+                           needs_all_ ||
+                           gradients_.d_state_in.kv_state != nullptr ||
+                           gradients_.d_state_in.k_sum != nullptr;
+    if (size >= inputs_.num_features || has_state || whole_.half) {
+      parts_.push_back(&whole_);
+      return whole_.prepare(true);
+    }
+    COSFORMER_RETURN_IF_ERROR(whole_.prepare(false));
+    const int64_t count = (inputs_.num_features + size - 1) / size;
+    part_inputs_.assign(static_cast<size_t>(count), inputs_);
+    for (int64_t p = 0; p < count; ++p) {
+      PerformerAttentionInputs& in = part_inputs_[static_cast<size_t>(p)];
+      in.projection = static_cast<const T*>(inputs_.projection) +
+                      p * size * whole_.whole.dim;
+      in.num_features = std::min(size, inputs_.num_features - p * size);
+      made_.push_back(std::make_unique<PerformerCall<T>>(
+          options_, in, needs_all_, isa_, inputs_.num_features));
+      COSFORMER_RETURN_IF_ERROR(made_.back()->prepare(true));
+      // So that all choose alike between float32 and double.
+      made_.back()->all.reach = whole_.all.reach;
+      parts_.push_back(made_.back().get());
+    }
+    return Status();
+  }
+
+  // Memory for a block's gradients of a unit, behind another.
+  PerformerGradients block_gradients(ArrayCarver& carver) const {
+    const auto rows = [&](const View4& like, int64_t heads) {
+      View4 own = like;
+      if (like.data == nullptr) return own;
+      const int64_t dim = like.size[3];
+      own.stride = {0, dim, kPerformerBlock * dim, 1};
+      own.data = carver.take<T>(heads * kPerformerBlock * dim);
+      return own;
+    };
+    PerformerGradients own = gradients_;
+    own.dq = rows(gradients_.dq, whole_.whole.group);
+    own.dk = rows(gradients_.dk, 1);
+    own.dv = rows(gradients_.dv, 1);
+    return own;
+  }
+
+  Status run_parts(int64_t blocks, Executor& executor) {
+    const int64_t parts = std::ssize(parts_), count = units() * parts;
     const size_t bytes =
-        call.units.size() * static_cast<size_t>(panels) * sizeof(T);
-    d_projection = AlignedBuffer(bytes + 64);
-    if (d_projection.data() == nullptr) return out_of_memory(bytes);
-    std::fill_n(d_projection.as<char>(), bytes, char{0});
+        PerformerScratch<T>(*parts_[0], queries_, &keys_, blocks, nullptr)
+            .bytes();
+    const Pieces memory(count, bytes);
+    ArrayCarver counter(nullptr);
+    block_gradients(counter);
+    const Pieces blocks_memory(count * kRound, counter.bytes());
+    if (memory.failed() || blocks_memory.failed())
+      return out_of_memory(static_cast<size_t>(count) * bytes);
+    const auto own_of = [&](int64_t task, int64_t i) {
+      ArrayCarver carver(blocks_memory[task * kRound + i % kRound]);
+      return block_gradients(carver);
+    };
+    std::vector<std::unique_ptr<PerformerScratch<T>>> scratch;
+    std::vector<std::unique_ptr<UnitBackward>> walks;
+    int64_t longest = 0;
+    for (int64_t task = 0; task < count; ++task) {
+      const PerformerCall<T>& call = *parts_[static_cast<size_t>(task % parts)];
+      scratch.push_back(std::make_unique<PerformerScratch<T>>(
+          call, queries_, &keys_, blocks, memory[task]));
+      walks.push_back(std::make_unique<UnitBackward>(
+          call, call.units[static_cast<size_t>(task / parts)], queries_, keys_,
+          gradients_, panels_of(task / parts, task % parts), *scratch.back()));
+      walks.back()->start();
+      longest = std::max(longest, std::ssize(walks.back()->steps()));
+    }
+    for (int64_t from = 0; from < longest; from += kRound) {
+      const auto for_steps = [&](int64_t task, const auto& visit) {
+        const auto& steps = walks[static_cast<size_t>(task)]->steps();
+        const int64_t end = std::min(from + kRound, std::ssize(steps));
+        for (int64_t i = from; i < end; ++i)
+          visit(*walks[static_cast<size_t>(task)],
+                steps[static_cast<size_t>(i)], i);
+      };
+      executor.run(count, [&](int64_t task, int) {
+        for_steps(task, [&](UnitBackward& walk, const auto& step, int64_t i) {
+          if (task % parts > 0) walk.redirect(step, own_of(task, i));
+          walk.take(step);
+        });
+      });
+      for (int64_t task = 0; task < count; ++task) {
+        if (task % parts == 0) continue;
+        for_steps(task, [&](UnitBackward& walk, const auto& step, int64_t i) {
+          walk.add(step, own_of(task, i), gradients_);
+        });
+      }
+    }
+    return Status();
   }
-  COSFORMER_RETURN_IF_ERROR(run_units<T>(
-      call, queries, &keys, options.is_causal ? count_blocks(call) : 0,
-      executor, [&](const Unit& unit, int64_t u, PerformerScratch<T>& s) {
-        T* own = gradients.d_projection == nullptr
-                     ? nullptr
-                     : d_projection.template as<T>() + u * panels;
-        PerformerBackward<T>(call, unit, queries, keys, gradients, own, s)
-            .run();
-      }));
-  if (gradients.d_projection == nullptr) return Status();
+
   // In the order of the units, in double.
-  const int64_t size = call.features * call.whole.dim;
-  std::vector<double> total(static_cast<size_t>(size), 0.0);
-  for (size_t u = 0; u < call.units.size(); ++u) {
-    call.kernels.collect_projection_gradient(
-        call.w,
-        d_projection.template as<T>() + static_cast<int64_t>(u) * panels,
-        total.data());
+  void collect_projection() const {
+    if (gradients_.d_projection == nullptr) return;
+    const int64_t dim = whole_.whole.dim;
+    std::vector<double> total(static_cast<size_t>(inputs_.num_features * dim),
+                              0.0);
+    for (int64_t u = 0; u < units(); ++u) {
+      for (int64_t p = 0; p < std::ssize(parts_); ++p) {
+        whole_.kernels.collect_projection_gradient(
+            parts_[static_cast<size_t>(p)]->w, panels_of(u, p),
+            total.data() + p * parts_[0]->features * dim);
+      }
+    }
+    T* to = static_cast<T*>(gradients_.d_projection);
+    for (size_t i = 0; i < total.size(); ++i) to[i] = static_cast<T>(total[i]);
   }
-  T* to = static_cast<T*>(gradients.d_projection);
-  for (size_t i = 0; i < total.size(); ++i) to[i] = static_cast<T>(total[i]);
-  return Status();
-}
+
+  const PerformerAttentionOptions& options_;
+  const PerformerAttentionInputs& inputs_;
+  const PerformerGradients& gradients_;
+  const Isa isa_;
+  const bool needs_all_;
+  PerformerCall<T> whole_;
+  const Pass &queries_, &keys_;
+  std::vector<PerformerAttentionInputs> part_inputs_;
+  std::vector<std::unique_ptr<PerformerCall<T>>> made_;
+  std::vector<const PerformerCall<T>*> parts_;
+  AlignedBuffer panels_;  // gradients of the projection, a unit and part each
+};
 
 }  // namespace
 
@@ -359,8 +600,8 @@ Status run_performer_backward(const PerformerAttentionOptions& options,
                               const PerformerGradients& gradients, Isa isa,
                               Executor& executor) {
   return inputs.call.q.dtype == DType::kFloat64
-             ? backward<double>(options, inputs, gradients, isa, executor)
-             : backward<float>(options, inputs, gradients, isa, executor);
+             ? Backward<double>(options, inputs, gradients, isa).run(executor)
+             : Backward<float>(options, inputs, gradients, isa).run(executor);
 }
 
 }  // namespace cosformer::simd

@@ -11,6 +11,7 @@
 #ifndef COSFORMER_SRC_KERNELS_SIMD_PERFORMER_CALL_H_
 #define COSFORMER_SRC_KERNELS_SIMD_PERFORMER_CALL_H_
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <limits>
@@ -45,16 +46,19 @@ const PerformerKernels<T>& performer_kernels(Isa isa) {
 // What all units of a call share. Read only.
 template <typename T>
 struct PerformerCall {
-  // needs_all: keys that no query sees matter too (for the state).
+  // needs_all: keys that no query sees matter too (for the state). of: the
+  // features that those given are a part of.
   PerformerCall(const PerformerAttentionOptions& options,
-                const PerformerAttentionInputs& in, bool needs_all, Isa isa_)
+                const PerformerAttentionInputs& in, bool needs_all, Isa isa_,
+                int64_t of = 0)
       : inputs(in),
         isa(isa_),
         kernels(performer_kernels<T>(isa_)),
         whole(linear_options(options), linear_inputs(in)),
         features(in.num_features),
         stride(padded(in.num_features)),
-        log_features(std::log(static_cast<double>(in.num_features))),
+        log_features(
+            std::log(static_cast<double>(of > 0 ? of : in.num_features))),
         half(size_of(in.call.q.dtype) < 4) {
     // Any address: units_of only asks whether there is one.
     if (needs_all) whole.d_state_out.kv_state = this;
@@ -137,6 +141,21 @@ struct PerformerCall {
     return linear;
   }
 };
+
+// Features of a part (of all but the last), where units are so few that their
+// features are cut: by shape alone, so that no result depends on the threads.
+template <typename T>
+int64_t features_of_part(const PerformerCall<T>& call) {
+  constexpr int64_t kEnoughUnits = 4, kLeastFeatures = 128, kLeastSteps = 256;
+  int64_t steps = 0;
+  for (const Unit& unit : call.units)
+    steps = std::max(steps, unit.row.q_len + unit.row.kv_len);
+  const int64_t parts =
+      std::ssize(call.units) >= kEnoughUnits || steps < kLeastSteps
+          ? 1
+          : std::max<int64_t>(1, call.features / kLeastFeatures);
+  return ((call.features + parts - 1) / parts + 15) / 16 * 16;
+}
 
 // Whether little may be left over of maxima and logarithms in float32.
 template <typename T>

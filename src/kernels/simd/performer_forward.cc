@@ -397,16 +397,7 @@ class Forward {
   }
 
   void cut_features() {
-    constexpr int64_t kEnoughUnits = 4, kLeastFeatures = 128, kLeastSteps = 256;
-    int64_t steps = 0;
-    for (const Unit& unit : call_.units)
-      steps = std::max(steps, unit.row.q_len + unit.row.kv_len);
-    const int64_t parts =
-        units_ >= kEnoughUnits || steps < kLeastSteps
-            ? 1
-            : std::max<int64_t>(1, call_.features / kLeastFeatures);
-    const int64_t size = (call_.features + parts - 1) / parts;
-    stride_ = (size + 15) / 16 * 16;
+    stride_ = features_of_part(call_);
     for (int64_t first = 0; first < call_.features; first += stride_) {
       PerformerFeatures<T> part = call_.all;
       part.count = std::min(stride_, call_.features - first);
