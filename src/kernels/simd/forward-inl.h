@@ -37,6 +37,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
+// Where the states leave the second-level cache every pass over them serves as
+// many positions as a chunk may have: its own products are few beside that.
+template <typename T>
+Shape walk_shape(const LinearCall& call) {
+  constexpr int64_t kCached = 1 << 20;
+  const int64_t bytes =
+      call.parts * call.dim * call.value_dim * static_cast<int64_t>(sizeof(T));
+  return bytes > kCached ? Shape::of<T>(call, kMaxChunk)
+                         : forward_shape<T>(call);
+}
+
 template <typename T>
 struct ForwardState {
   ForwardState(const Shape& shape, const void* memory)
@@ -60,7 +71,7 @@ struct ForwardState {
 template <typename T>
 struct ForwardScratch {
   ForwardScratch(const LinearCall& call, Carver<T>& carver)
-      : shape(forward_shape<T>(call)),
+      : shape(walk_shape<T>(call)),
         short_angles(call, shape.chunk,
                      carver.take(Angles<T>::size(call, shape.chunk))),
         long_angles(call, shape.long_chunk,
@@ -442,8 +453,7 @@ class Forward {
 template <typename T>
 struct ForwardPass {
   static size_t state_bytes(const LinearCall& call) {
-    return static_cast<size_t>(
-               ForwardState<T>::elements(forward_shape<T>(call))) *
+    return static_cast<size_t>(ForwardState<T>::elements(walk_shape<T>(call))) *
            sizeof(T);
   }
   static void load_state(const LinearCall& call, const Unit& unit,
@@ -451,7 +461,7 @@ struct ForwardPass {
     zero_state<state_bytes>(call, memory);
     const ConstLinearStateView& given = call.inputs.state;
     if (given.kv_state == nullptr) return;
-    const Shape shape = forward_shape<T>(call);
+    const Shape shape = walk_shape<T>(call);
     const ForwardState<T> state(shape, memory);
     const T* kv =
         static_cast<const T*>(given.kv_state) + call.kv_state_at(unit);
@@ -466,7 +476,7 @@ struct ForwardPass {
                           const void* memory) {
     const LinearStateView& to = call.state_out;
     if (to.kv_state == nullptr) return;
-    const Shape shape = forward_shape<T>(call);
+    const Shape shape = walk_shape<T>(call);
     const ForwardState<T> state(shape, memory);
     T* kv = static_cast<T*>(to.kv_state) + call.kv_state_at(unit);
     T* sum = static_cast<T*>(to.k_sum) + call.k_sum_at(unit);
