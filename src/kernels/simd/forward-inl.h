@@ -12,8 +12,9 @@
 // about C / (4 d) of that (kForwardChunk). Measured at d = 32 and 64: packing a
 // chunk at once, into one buffer, takes 3% less time than packing the next one
 // between the tiles into a second. Rows are multiplied with rows
-// (dot_tile-inl.h), so that nothing is transposed, and a panel of the state is
-// updated right after it was read.
+// (dot_tile-inl.h), so that nothing is transposed, or in blocks
+// (query_blocks-inl.h), and a panel of the state is updated right after it was
+// read.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_FORWARD_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_FORWARD_INL_H_
@@ -31,9 +32,21 @@
 #include "kernels/simd/pack_queue-inl.h"
 #include "kernels/simd/panel-inl.h"
 #include "kernels/simd/pass.h"
+#include "kernels/simd/query_blocks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
+
+// Where the states leave the second-level cache every pass over them serves as
+// many positions as a chunk may have: its own products are few beside that.
+template <typename T>
+Shape walk_shape(const LinearCall& call) {
+  constexpr int64_t kCached = 1 << 20;
+  const int64_t bytes =
+      call.parts * call.dim * call.value_dim * static_cast<int64_t>(sizeof(T));
+  return bytes > kCached ? Shape::of<T>(call, kMaxChunk)
+                         : forward_shape<T>(call);
+}
 
 template <typename T>
 struct ForwardState {
@@ -58,7 +71,7 @@ struct ForwardState {
 template <typename T>
 struct ForwardScratch {
   ForwardScratch(const LinearCall& call, Carver<T>& carver)
-      : shape(forward_shape<T>(call)),
+      : shape(walk_shape<T>(call)),
         short_angles(call, shape.chunk,
                      carver.take(Angles<T>::size(call, shape.chunk))),
         long_angles(call, shape.long_chunk,
@@ -69,9 +82,10 @@ struct ForwardScratch {
         carver.take(static_cast<int64_t>(counter.bytes() / sizeof(T)));
     plain_scores = scores = carver.take(kScoresStride * kScoresStride);
     if (call.rotary) plain_scores = carver.take(kScoresStride * kScoresStride);
-    scale = carver.take(kMaxChunk);
-    sums = carver.take(kMaxChunk);
+    scale = carver.take(kMaxChunk * kApart);
+    sums = carver.take(kMaxChunk * kApart);
     ones = carver.take(kMaxChunk);
+    zeros = carver.take(shape.q_stride);
   }
   void start() {
     short_angles.start();
@@ -79,6 +93,7 @@ struct ForwardScratch {
     for (T* s : {scores, plain_scores})
       std::fill_n(s, kScoresStride * kScoresStride, T{0});
     std::fill_n(ones, kMaxChunk, T{1});
+    std::fill_n(zeros, shape.q_stride, T{0});
   }
 
   // For chunks of so many rows, without gaps: rows a power of two apart would
@@ -91,20 +106,25 @@ struct ForwardScratch {
     if (call.rotary) {
       q_turned = carver.take(qs);
       k_turned = carver.take(qs);
+      if (kInBlocks<T>) q_rows = carver.take(qs);
     }
     v_main = carver.take(vs);
-    v_other = call.cosine ? carver.take(vs) : nullptr;
     out = carver.take(vs);
   }
+
+  // Of the sums and scales of rows.
+  static constexpr int kApart = kInBlocks<T> ? kBlockRows : 1;
 
   Shape shape;
   Angles<T> short_angles, long_angles;
   T* rows_memory;
-  // [slots][q_stride]; the turned ones (rotary) carry the numerator.
+  // [slots][q_stride], the queries maybe in blocks; the turned ones (rotary)
+  // carry the numerator.
   T *q, *q_turned, *k, *k_turned;
-  T *v_main, *v_other, *out;  // [slots][v_stride]
-  T *scores, *plain_scores;   // rows of kScoresStride
-  T *scale, *sums, *ones;
+  T* q_rows = nullptr;       // for what turns rows
+  T *v_main, *out;           // [slots][v_stride]
+  T *scores, *plain_scores;  // rows of kScoresStride
+  T *scale, *sums, *ones, *zeros;
 };
 
 template <typename T>
@@ -205,7 +225,7 @@ class Forward {
     values_finite_ = pack_now(
         PackJob<T>{nullptr, key_rows(call_.inputs.v, unit_, chunk.position),
                    keys.real, rows, call_.value_dim, s_.v_main, shape_.v_stride,
-                   chunk.main, s_.v_other, chunk.ratio},
+                   call_.cosine ? chunk.main : nullptr},
         FeatureMap::kIdentity, call_.dtype);
   }
 
@@ -216,8 +236,17 @@ class Forward {
         s_.k_turned, shape_.q_stride, s_.v_main + c0, shape_.v_stride,
         chunk.size, state_.part(main).panel(c0), shape_.rows, ahead_);
     if (!call_.cosine) return;
+    // In place: the state and the rows just fit the first-level cache.
+    T* HWY_RESTRICT v = s_.v_main + c0;
+    for (int64_t r = 0; r < chunk.size; ++r, v += shape_.v_stride) {
+      const Vec<T> ratio = hn::Set(Tag<T>(), chunk.ratio[r]);
+      unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+        T* HWY_RESTRICT at = v + n * kLanes<T>;
+        hn::Store(hn::Mul(hn::Load(Tag<T>(), at), ratio), Tag<T>(), at);
+      });
+    }
     update_panel<T, kVectors, kForwardDepth>(
-        s_.k_turned, shape_.q_stride, s_.v_other + c0, shape_.v_stride,
+        s_.k_turned, shape_.q_stride, s_.v_main + c0, shape_.v_stride,
         chunk.size, state_.part(1 - main).panel(c0), shape_.rows, ahead_);
   }
   void update_sums(const Chunk<T>& chunk) {
@@ -239,8 +268,12 @@ class Forward {
       const bool last = g + 1 == call_.group;
       const Rows to = query_rows(call_.out, unit_, head, chunk.position);
       if (asked) {
-        prepare_queries(chunk, queries, head, has_keys);
-        normalise(chunk, has_keys, has_state);
+        if constexpr (kInBlocks<T>) {
+          prepare_blocks(chunk, queries, head, has_keys, has_state);
+        } else {
+          prepare_queries(chunk, queries, head, has_keys);
+          normalise(chunk, has_keys, has_state);
+        }
       }
       if (asked || (last && updates)) {
         read_and_update(chunk, reading(chunk, asked, has_keys, has_state),
@@ -259,13 +292,62 @@ class Forward {
     if (updates) update_sums(chunk);
   }
 
+  PackJob<T> query_job(const Chunk<T>& chunk, const Slots& queries,
+                       int64_t head, T* to) const {
+    return {
+        nullptr,        query_rows(call_.inputs.q, unit_, head, chunk.position),
+        queries.real,   round_up(chunk.size, 4),
+        call_.dim,      to,
+        shape_.q_stride};
+  }
+
+#if HWY_TARGET == HWY_AVX3
+  // Queries, scores, denominators and scales, with the queries in blocks.
+  void prepare_blocks(const Chunk<T>& chunk, const Slots& queries, int64_t head,
+                      bool has_keys, bool has_state) {
+    const int64_t rows = round_up(chunk.size, 4);
+    BlockScores in;
+    in.q = s_.q;
+    in.q_stride = in.k_stride = shape_.q_stride;
+    in.rows = rows;
+    in.ratio = chunk.ratio;
+    in.main = chunk.main;
+    in.cosine = call_.cosine;
+    in.sum_main = has_state ? state_.sum(chunk.main_part) : s_.zeros;
+    in.sum_other = has_state && call_.cosine ? state_.sum(1 - chunk.main_part)
+                                             : in.sum_main;
+    if (call_.rotary) {
+      pack_now(query_job(chunk, queries, head, s_.q_rows),
+               call_.options.feature_map, call_.dtype);
+      block_rows(s_.q_rows, rows, shape_.q_stride, s_.q);
+      turn_rows<T>(call_, chunk, s_.q_rows, rows, shape_.q_stride, s_.q_rows);
+      block_rows(s_.q_rows, rows, shape_.q_stride, s_.q_turned);
+      if (has_keys) {
+        in.q = s_.q_turned;
+        in.k = s_.k_turned;
+        in.scores = s_.scores;
+        score_all_blocks(in);
+      }
+      in.q = s_.q;
+    } else {
+      pack_blocks(query_job(chunk, queries, head, s_.q),
+                  call_.options.feature_map, call_.dtype);
+    }
+    in.k = has_keys && (call_.normalize || !call_.rotary) ? s_.k : nullptr;
+    in.scores = s_.plain_scores;
+    in.normalize = call_.normalize;
+    in.eps = static_cast<float>(call_.options.eps);
+    in.sums = s_.sums;
+    in.scale = s_.scale;
+    score_all_blocks(in);
+  }
+#endif
+
   void prepare_queries(const Chunk<T>& chunk, const Slots& queries,
                        int64_t head, bool has_keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    pack_now(PackJob<T>{nullptr,
-                        query_rows(call_.inputs.q, unit_, head, chunk.position),
-                        queries.real, rows, call_.dim, s_.q, shape_.q_stride},
-             call_.options.feature_map, call_.dtype);
+    pack_now(query_job(chunk, queries, head, s_.q), call_.options.feature_map,
+             call_.dtype);
     if (call_.rotary)
       turn_rows<T>(call_, chunk, s_.q, rows, shape_.q_stride, s_.q_turned);
     if (!has_keys) return;
@@ -333,9 +415,11 @@ class Forward {
     const T* scale = s_.scale;
     for_panels<T>(shape_.v_stride, [&](auto vectors, int64_t c0) HWY_ATTR {
       constexpr int kVectors = decltype(vectors)::value;
-      read_panel<T, kVectors, Triangle::kLower>(
+      constexpr int kApart = ForwardScratch<T>::kApart;
+      read_panel<T, kVectors, Triangle::kLower,
+                 kInBlocks<T> ? Along::kBlocks : Along::kRow>(
           in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
-            tile.finish_rows(scale + r);
+            tile.template finish_rows<kApart>(scale + r * kApart);
             writer.write(tile, r, c0);
           });
       if (updates) update<kVectors>(chunk, c0);
@@ -351,7 +435,8 @@ class Forward {
         static_cast<T*>(call_.denominator) + token * call_.heads + head;
     for (int64_t i = 0; i < chunk.size; ++i) {
       if ((queries.present >> i & 1) == 0) continue;
-      to[i * call_.heads] = (queries.real >> i & 1) != 0 ? s_.sums[i] : T{0};
+      to[i * call_.heads] =
+          (queries.real >> i & 1) != 0 ? s_.sums[i * s_.kApart] : T{0};
     }
   }
 
@@ -368,8 +453,7 @@ class Forward {
 template <typename T>
 struct ForwardPass {
   static size_t state_bytes(const LinearCall& call) {
-    return static_cast<size_t>(
-               ForwardState<T>::elements(forward_shape<T>(call))) *
+    return static_cast<size_t>(ForwardState<T>::elements(walk_shape<T>(call))) *
            sizeof(T);
   }
   static void load_state(const LinearCall& call, const Unit& unit,
@@ -377,7 +461,7 @@ struct ForwardPass {
     zero_state<state_bytes>(call, memory);
     const ConstLinearStateView& given = call.inputs.state;
     if (given.kv_state == nullptr) return;
-    const Shape shape = forward_shape<T>(call);
+    const Shape shape = walk_shape<T>(call);
     const ForwardState<T> state(shape, memory);
     const T* kv =
         static_cast<const T*>(given.kv_state) + call.kv_state_at(unit);
@@ -392,7 +476,7 @@ struct ForwardPass {
                           const void* memory) {
     const LinearStateView& to = call.state_out;
     if (to.kv_state == nullptr) return;
-    const Shape shape = forward_shape<T>(call);
+    const Shape shape = walk_shape<T>(call);
     const ForwardState<T> state(shape, memory);
     T* kv = static_cast<T*>(to.kv_state) + call.kv_state_at(unit);
     T* sum = static_cast<T*>(to.k_sum) + call.k_sum_at(unit);

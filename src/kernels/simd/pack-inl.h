@@ -86,7 +86,12 @@ HWY_INLINE Vec<T> feature(Vec<T> x) {
   const Tag<T> d;
   const Vec<T> zero = hn::Zero(d);
   if constexpr (kMap == FeatureMap::kRelu) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+    // Of these instructions the second operand is what a NaN makes.
+    return hn::Max(zero, x);
+#else
     return hn::IfThenZeroElse(hn::Le(x, zero), x);
+#endif
   } else if constexpr (kMap == FeatureMap::kElu1) {
     return hn::IfThenElse(hn::Le(x, zero), exp_below_zero<T>(x),
                           hn::Add(x, hn::Set(d, T{1})));

@@ -26,7 +26,7 @@ namespace cosformer::simd::HWY_NAMESPACE {
 // What the rows of a chunk read.
 template <typename T>
 struct Reading {
-  const T* x = nullptr;  // [rows][x_stride]
+  const T* x = nullptr;  // [rows][x_stride], or blocks of 4 such rows
   int64_t x_stride = 0, rows = 0, depth = 0;
   const T* ratio = nullptr;
   // Without data: no state, or one part.
@@ -40,16 +40,16 @@ struct Reading {
   bool finite = true;  // y is: zeros of the scores add nothing
 };
 
-template <typename T, int kRows, int kVectors, Triangle kTriangle, class Side>
+template <typename T, int kRows, int kVectors, Triangle kTriangle, Along kAlong,
+          class Side>
 HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
                           Side& side, Tile<T, kRows, kVectors>& tile) {
   constexpr int64_t kWidth = kVectors * kLanes<T>;
   tile.zero();
   if (in.main.data != nullptr) {
-    const T* x = in.x + r * in.x_stride;
     if (in.other.data != nullptr) {
-      tile.template multiply<Along::kRow>(x, in.x_stride, in.other.panel(c0),
-                                          kWidth, in.depth);
+      tile.template multiply_rows<kAlong>(in.x, in.x_stride, r,
+                                          in.other.panel(c0), kWidth, in.depth);
       side.step();
       if (in.weight != nullptr) {
         tile.template multiply<Along::kRow>(in.weight + r, 1, in.sum_other + c0,
@@ -57,7 +57,7 @@ HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
       }
       tile.scale_rows(in.ratio + r);
     }
-    tile.template multiply<Along::kRow>(x, in.x_stride, in.main.panel(c0),
+    tile.template multiply_rows<kAlong>(in.x, in.x_stride, r, in.main.panel(c0),
                                         kWidth, in.depth);
     side.step();
     if (in.weight != nullptr) {
@@ -68,25 +68,26 @@ HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
   if (in.scores != nullptr) {
     const int64_t first = kTriangle == Triangle::kLower ? 0 : r;
     const int64_t last = kTriangle == Triangle::kLower ? r + kRows : in.rows;
-    tile.template multiply<Along::kRow>(
-        in.scores + r * kScoresStride + first, kScoresStride,
-        in.y + first * in.y_stride + c0, in.y_stride, last - first);
+    static_assert(kAlong == Along::kRow || kTriangle == Triangle::kLower);
+    tile.template multiply_rows<kAlong>(in.scores + first, kScoresStride, r,
+                                        in.y + first * in.y_stride + c0,
+                                        in.y_stride, last - first);
   }
 }
 
 // Calls finish(tile, first row) for the rows' tiles in the panel of columns at
 // c0. Where y is not finite rows are taken one by one, so that none touches
 // what it may not see; the order of additions stays the same.
-template <typename T, int kVectors, Triangle kTriangle, class Side,
-          class Finish>
+template <typename T, int kVectors, Triangle kTriangle,
+          Along kAlong = Along::kRow, class Side, class Finish>
 HWY_INLINE void read_panel(const Reading<T>& in, int64_t c0, Side& side,
                            const Finish& finish) {
   if (HWY_LIKELY(in.finite || in.scores == nullptr)) {
     for_row_tiles<kVectors>(
         in.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
           Tile<T, decltype(rows)::value, kVectors> tile;
-          read_tile<T, decltype(rows)::value, kVectors, kTriangle>(in, r, c0,
-                                                                   side, tile);
+          read_tile<T, decltype(rows)::value, kVectors, kTriangle, kAlong>(
+              in, r, c0, side, tile);
           finish(tile, r);
           side.tile();
         });
@@ -94,7 +95,7 @@ HWY_INLINE void read_panel(const Reading<T>& in, int64_t c0, Side& side,
   }
   for (int64_t r = 0; r < in.rows; ++r) {
     Tile<T, 1, kVectors> tile;
-    read_tile<T, 1, kVectors, kTriangle>(in, r, c0, side, tile);
+    read_tile<T, 1, kVectors, kTriangle, kAlong>(in, r, c0, side, tile);
     finish(tile, r);
   }
 }

@@ -42,7 +42,7 @@ class Ahead {
     tiles_ = tiles;
     count_ = source_ = 0;
     lines_ = row_ = 0;
-    left_ = 0;
+    left_ = per_tile_ = 0;
   }
   void add(uintptr_t address, int64_t row_bytes, int64_t bytes) {
     // Of rows that do not begin with a line the last one may need one more.
@@ -55,7 +55,8 @@ class Ahead {
     }
     sources_[count_++] = {first, static_cast<uintptr_t>(row_bytes), lines};
     lines_ += lines * rows_;
-    per_tile_ = (lines_ + tiles_ - 1) / tiles_;
+    // Few: a division would take longer.
+    while (per_tile_ * tiles_ < lines_) ++per_tile_;
   }
   // Amid a tile.
   HWY_INLINE void step() { tile(); }

@@ -86,8 +86,17 @@ HWY_INLINE T* hide(T* p) {
 }
 
 // How A lies in memory: element (r, k) at a[r * stride + k], or at
-// a[k * stride + r] (its transpose, read across).
-enum class Along { kRow, kColumn };
+// a[k * stride + r] (its transpose, read across), or in blocks of 4 by 4
+// (at_row).
+enum class Along { kRow, kColumn, kBlocks };
+
+// Row r of rows that lie along memory or in blocks (query_blocks-inl.h).
+template <Along kAlong, typename T>
+HWY_INLINE const T* at_row(const T* rows, int64_t stride, int64_t r) {
+  if constexpr (kAlong == Along::kBlocks)
+    return rows + r / 4 * 4 * stride + r % 4 * 4;
+  return rows + r * stride;
+}
 
 template <typename T, int kRows, int kVectors>
 struct Tile {
@@ -139,12 +148,13 @@ struct Tile {
       });
     });
   }
-  // Row r times scale[r]; a zero is 0, never -0: the sign of a zero would tell
-  // of keys that do not count.
+  // Row r times scale[r kApart]; a zero is 0, never -0: the sign of a zero
+  // would tell of keys that do not count.
+  template <int kApart = 1>
   HWY_INLINE void finish_rows(const T* HWY_RESTRICT scale) {
     const Vec<T> zero = hn::Zero(Tag<T>());
     unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-      const Vec<T> s = hn::Set(Tag<T>(), scale[r]);
+      const Vec<T> s = hn::Set(Tag<T>(), scale[r * kApart]);
       unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
         acc[r * kVectors + n] = hn::MulAdd(acc[r * kVectors + n], s, zero);
       });
@@ -160,6 +170,24 @@ struct Tile {
     });
   }
 
+  // A: rows from `first`, an even number (or the tile has one row), on.
+  template <Along kAlong>
+  HWY_INLINE void multiply_rows(const T* HWY_RESTRICT rows, int64_t stride,
+                                int64_t first, const T* HWY_RESTRICT b,
+                                int64_t b_stride, int64_t depth) {
+    if constexpr (kAlong == Along::kBlocks) {
+      constexpr int kPairs = (kRows + 1) / 2;
+      const T* pairs[kPairs];
+      unroll<kPairs>([&](auto i) COSFORMER_LAMBDA {
+        pairs[i] = hide(at_row<kAlong>(rows, stride, first + 2 * i));
+      });
+      run(depth, b, b_stride, [&](auto r, int64_t k, auto i) COSFORMER_LAMBDA {
+        return pairs[r / 2][4 * k + r % 2 * 4 + i];
+      });
+    } else {
+      multiply<kAlong>(rows + first * stride, stride, b, b_stride, depth);
+    }
+  }
   template <Along kAlong>
   HWY_INLINE void multiply(const T* HWY_RESTRICT a, int64_t a_stride,
                            const T* HWY_RESTRICT b, int64_t b_stride,
@@ -168,10 +196,11 @@ struct Tile {
       const T* rows[kRows];
       unroll<kRows>([&](auto r)
                         COSFORMER_LAMBDA { rows[r] = hide(a + r * a_stride); });
-      run(depth, b, b_stride,
-          [&](auto r, int64_t k) COSFORMER_LAMBDA { return rows[r][k]; });
+      run(depth, b, b_stride, [&](auto r, int64_t k, auto i) COSFORMER_LAMBDA {
+        return rows[r][k + i];
+      });
     } else {
-      run(depth, b, b_stride, [&](auto r, int64_t) COSFORMER_LAMBDA {
+      run(depth, b, b_stride, [&](auto r, int64_t, auto) COSFORMER_LAMBDA {
         const T x = a[r];
         if (r == kRows - 1) a = hide(a + a_stride);
         return x;
@@ -180,18 +209,18 @@ struct Tile {
   }
 
  private:
-  // acc += element(r, k) x row k of b.
+  // acc += element(r, k, i) x row k + i of b; k: a multiple of 4, i < 4.
   template <class Element>
   HWY_INLINE void run(int64_t depth, const T* HWY_RESTRICT b, int64_t b_stride,
                       const Element& element) {
-    const auto step = [&](int64_t k) COSFORMER_LAMBDA {
+    const auto step = [&](int64_t k, auto i) COSFORMER_LAMBDA {
       Vec<T> bv[kVectors];
       unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
         bv[n] = hn::Load(Tag<T>(), b + n * kLane);
       });
       b = hide(b + b_stride);
       unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
-        const Vec<T> av = hn::Set(Tag<T>(), element(r, k));
+        const Vec<T> av = hn::Set(Tag<T>(), element(r, k, i));
         unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
           acc[r * kVectors + n] = hn::MulAdd(av, bv[n], acc[r * kVectors + n]);
         });
@@ -200,8 +229,8 @@ struct Tile {
     };
     int64_t k = 0;
     for (; k + 4 <= depth; k += 4)
-      unroll<4>([&](auto i) COSFORMER_LAMBDA { step(k + i); });
-    for (; k < depth; ++k) step(k);
+      unroll<4>([&](auto i) COSFORMER_LAMBDA { step(k, i); });
+    for (int64_t i = 0; k + i < depth; ++i) step(k, i);
   }
 
   // gcc spills one of twelve accumulators of AVX2 without it.
