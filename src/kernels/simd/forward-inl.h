@@ -261,8 +261,8 @@ class Forward {
   void answer(const Chunk<T>& chunk, const Slots& queries, bool has_keys,
               bool has_state, bool updates) {
     const bool asked = queries.real != 0;
-    const bool direct =
-        asked && whole_rows<T>(call_.out, queries, chunk.size, shape_.v_stride);
+    const bool direct = asked && direct_rows<T>(call_.out, queries, chunk.size,
+                                                shape_.v_stride);
     for (int64_t g = 0; g < call_.group; ++g) {
       const int64_t head = unit_.head * call_.group + g;
       const bool last = g + 1 == call_.group;
@@ -276,10 +276,11 @@ class Forward {
         }
       }
       if (asked || (last && updates)) {
+        Writer<T> writer = direct ? Writer<T>::direct(to, call_.stream)
+                                  : Writer<T>::packed(s_.out, shape_.v_stride);
+        if (direct) writer.columns = call_.value_dim;
         read_and_update(chunk, reading(chunk, asked, has_keys, has_state),
-                        direct ? Writer<T>::direct(to, call_.stream)
-                               : Writer<T>::packed(s_.out, shape_.v_stride),
-                        last && updates);
+                        writer, last && updates);
       }
       if (queries.present != 0 && !direct) {
         write_rows<T>(call_.dtype, s_.out, shape_.v_stride, s_.ones,

@@ -14,6 +14,8 @@
 #define COSFORMER_SRC_KERNELS_SIMD_PANEL_INL_H_
 #endif
 
+#include <limits>
+
 #include "kernels/simd/call.h"
 #include "kernels/simd/dot_tile-inl.h"
 #include "kernels/simd/pack-inl.h"
@@ -109,6 +111,18 @@ bool whole_rows(const View4& view, const Slots& slots, int64_t size,
          size % 4 == 0 && slots.real == ~uint64_t{0} >> (64 - size);
 }
 
+// The same for rows that end amid a vector (Writer::columns), where masked
+// stores do not slow down the tiles of whole vectors.
+inline constexpr bool kMaskedRows = HWY_TARGET == HWY_AVX3;
+template <typename T>
+bool direct_rows(const View4& view, const Slots& slots, int64_t size,
+                 int64_t packed_stride) {
+  if constexpr (!kMaskedRows)
+    return whole_rows<T>(view, slots, size, packed_stride);
+  return size_of(view.dtype) == sizeof(T) && size % 4 == 0 &&
+         slots.real == ~uint64_t{0} >> (64 - size);
+}
+
 // Where tiles are written: into memory of a caller, past the caches where that
 // is wanted and possible, or into packed rows.
 template <typename T>
@@ -132,7 +146,9 @@ struct Writer {
   template <class AnyTile>
   HWY_INLINE void write(const AnyTile& tile, int64_t r, int64_t c0) const {
     T* HWY_RESTRICT at = data + r * stride + c0;
-    if (stream) {
+    if (kMaskedRows && HWY_UNLIKELY(columns - c0 < AnyTile::kColumns)) {
+      tile.store_columns(at, stride, columns - c0);
+    } else if (stream) {
       tile.stream(at, stride);
     } else {
       tile.store_unaligned(at, stride);
@@ -141,6 +157,8 @@ struct Writer {
 
   T* data = nullptr;
   int64_t stride = 0;
+  // What lies beyond stays as it is.
+  int64_t columns = std::numeric_limits<int64_t>::max();
   bool stream = false;
 };
 

@@ -101,6 +101,7 @@ HWY_INLINE const T* at_row(const T* rows, int64_t stride, int64_t r) {
 template <typename T, int kRows, int kVectors>
 struct Tile {
   static constexpr int64_t kLane = kLanes<T>;
+  static constexpr int64_t kColumns = kVectors * kLane;
   Vec<T> acc[kRows * kVectors];
 
   HWY_INLINE void zero() {
@@ -136,6 +137,20 @@ struct Tile {
       unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
         hn::StoreU(acc[r * kVectors + n], Tag<T>(),
                    to + r * stride + n * kLane);
+      });
+    });
+  }
+  // The first `columns` columns only.
+  HWY_INLINE void store_columns(T* HWY_RESTRICT to, int64_t stride,
+                                int64_t columns) const {
+    unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
+      const int64_t left = columns - n * kLane;
+      if (left <= 0) return;
+      const auto some = hn::FirstN(
+          Tag<T>(), static_cast<size_t>(left < kLane ? left : kLane));
+      unroll<kRows>([&](auto r) COSFORMER_LAMBDA {
+        hn::BlendedStore(acc[r * kVectors + n], some, Tag<T>(),
+                         to + r * stride + n * kLane);
       });
     });
   }
