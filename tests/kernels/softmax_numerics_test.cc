@@ -158,6 +158,30 @@ TEST(SoftmaxNumerics, ABiasOfMinusInfinityIsAWeightOfZero) {
   });
 }
 
+// Where a bias hides a key from every query, its value may be anything.
+TEST(SoftmaxNumerics, WhatABiasHidesDoesNotLeak) {
+  for_each_isa([] {
+    for (const char* text : {"causal=1", "causal=0"}) {
+      for (const double hidden : {-testing::kInf, -1e9, -1e30}) {
+        SoftmaxProblem p =
+            softmax_problem(str_cat("q_len=100 kv_len=300 kv_heads=2 reach=299 "
+                                    "starts=bottom-right ",
+                                    text));
+        for (int64_t h = 0; h < 2; ++h) {
+          for (int64_t e = 0; e < 599; ++e)
+            if (e < 259 || e > 299) p.relative_bias.set(0, 0, h, e, hidden);
+          // While nothing else was seen, keys hidden by a finite bias weigh up
+          // to 2^30.
+          const double value = std::isinf(hidden) ? 1e36 : 1e28;
+          for (int64_t j = 0; j < 160; ++j) p.v.set(0, j, h, 0, value);
+        }
+        EXPECT_EQ(compare(p, run_all(p), run_reference(p)), "")
+            << text << " " << hidden;
+      }
+    }
+  });
+}
+
 TEST(SoftmaxNumerics, Float16KeysOf50StayFiniteOver8192Tokens) {
   for_each_isa([] {
     for (const char* call :

@@ -17,7 +17,9 @@ namespace cosformer::simd::HWY_NAMESPACE {
 // Results that are no normal numbers cost an Intel processor 200 cycles each.
 template <typename T>
 inline constexpr T kLowestPower = sizeof(T) == 4 ? T{-126} : T{-1022};
-// Of weights: products with them are normal numbers too.
+// Of weights: products with them are normal numbers too. What weighs less
+// counts as so much, or as nothing where a bias may have hidden it
+// (zero_where_far).
 template <typename T>
 inline constexpr T kLowestWeight = sizeof(T) == 4 ? T{-100} : T{-900};
 
@@ -25,6 +27,14 @@ inline constexpr T kLowestWeight = sizeof(T) == 4 ? T{-100} : T{-900};
 // infinity or something huge where it is above; NaN where x is NaN.
 template <typename T>
 HWY_INLINE Vec<T> exp2_lanes(Vec<T> x, T lowest = kLowestPower<T>);
+
+// weight, which is 2^x; 0 where x is below the lowest weight. A bias hides keys
+// whose values may be anything.
+template <typename T>
+HWY_INLINE Vec<T> zero_where_far(Vec<T> x, Vec<T> weight) {
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(Tag<T>(), kLowestWeight<T>)),
+                            weight);
+}
 
 // Rounding to a multiple of a power of 2: adding a number so large that its
 // last bit is that power.

@@ -191,8 +191,10 @@ HWY_NOINLINE void cell_weights(const Cell<T>& cell, int64_t r, int64_t j) {
           x = hn::Add(x,
                       hn::LoadU(d, cell.bias + (r + i) * cell.bias_step + at));
       }
+      const Vec<T> power = x;
       x = weight_of<T>(x);
       if constexpr (!kPlain) {
+        if (cell.bias != nullptr) x = zero_where_far<T>(power, x);
         if (cell.visible != nullptr) {
           x = hn::IfThenElseZero(cell_mask<T>(cell.visible_row(r + i), at), x);
         }

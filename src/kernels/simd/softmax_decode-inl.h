@@ -341,10 +341,9 @@ class SoftmaxDecoder {
     const Vec<T> off = hn::Set(d, largest == kNothing ? T{0} : largest);
     Vec<T> sum = hn::Zero(d);
     for (int64_t t = 0; t < whole; t += kLanes<T>) {
-      const Vec<T> score = hn::Load(d, w + t);
-      const Vec<T> weight = hn::IfThenZeroElse(
-          hn::Eq(score, hn::Set(d, kNothing)),
-          exp2_lanes<T>(hn::Sub(score, off), kLowestWeight<T>));
+      const Vec<T> x = hn::Sub(hn::Load(d, w + t), off);
+      const Vec<T> weight =
+          zero_where_far<T>(x, exp2_lanes<T>(x, kLowestWeight<T>));
       sum = hn::Add(sum, weight);
       hn::Store(weight, d, w + t);
     }

@@ -182,7 +182,8 @@ HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
   }
   const T largest = hn::GetLane(hn::MaxOfLanes(d, most));
   if (largest > reference) {
-    const T factor = std::exp2(std::max(reference - largest, kLowestWeight<T>));
+    const T below = reference - largest;
+    const T factor = below < kLowestWeight<T> ? T{0} : std::exp2(below);
     reference = largest;
     for (int64_t c = 0; c < kLane; ++c) sums[c] *= factor;
     if (tile.out != nullptr) {
@@ -194,9 +195,10 @@ HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
   const Vec<T> by = hn::Set(d, reference);
   Vec<T> sum = hn::Load(d, sums);
   for (int64_t j = 0; j < keys; j += kLane) {
+    const Vec<T> x = hn::Sub(hn::Load(d, scores + j), by);
     const Vec<T> weight = hn::IfThenElseZero(
         lanes_of<T>(bits >> j),
-        exp2_lanes<T>(hn::Sub(hn::Load(d, scores + j), by), kLowestWeight<T>));
+        zero_where_far<T>(x, exp2_lanes<T>(x, kLowestWeight<T>)));
     sum = hn::Add(sum, weight);
     hn::Store(weight, d, weights + j);
   }
@@ -296,7 +298,9 @@ HWY_NOINLINE void score_tile(const ScoreTile<T>& tile) {
     uint64_t bits = 0;
     if constexpr (kMasked) bits = tile.bits_of(r);
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
-      Vec<T> p = exp2_lanes<T>(acc[r * kVectors + n], kLowestWeight<T>);
+      const Vec<T> x = acc[r * kVectors + n];
+      Vec<T> p = exp2_lanes<T>(x, kLowestWeight<T>);
+      if (tile.bias != nullptr) p = zero_where_far<T>(x, p);
       if constexpr (kMasked)
         p = hn::IfThenElseZero(lanes_of<T>(bits >> (n * kLane)), p);
       sum[r] = n == 0 ? p : hn::Add(sum[r], p);
