@@ -284,8 +284,11 @@ bool softmax_dropout_keeps(double dropout_p, uint64_t seed, int64_t row,
 // written; a row without a visible key is 0. log_sum_exp: [batch, q_len, heads]
 // contiguous, float32 (float64 for float64 inputs), log sum_j w_ij (-infinity
 // where nothing is visible); the backward wants it; nullptr = not wanted. Extra
-// memory O(threads x tile x dim + seq); patterns of scattered keys (dilation,
-// global tokens, blocks) add a list of kv_len int32 a thread.
+// memory O(threads x tile x dim + seq), of which up to 4 MB a thread are packed
+// keys and values; patterns of scattered keys (dilation, global tokens, blocks)
+// add a list of kv_len int32 a thread. Results that are no normal numbers
+// (below 1.2e-38 in float32) come out as 0, here, in the backward and in
+// decoding.
 Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
                                  const SoftmaxAttentionInputs& inputs,
                                  const View4& out, void* log_sum_exp,
