@@ -102,13 +102,20 @@ HWY_INLINE void read_panel(const Reading<T>& in, int64_t c0, Side& side,
   }
 }
 
+// Whether the rows of a chunk all count, in a view of the type that is computed
+// in.
+template <typename T>
+bool all_rows(const View4& view, const Slots& slots, int64_t size) {
+  return size_of(view.dtype) == sizeof(T) && size % 4 == 0 &&
+         slots.real == ~uint64_t{0} >> (64 - size);
+}
+
 // Whether the tiles of a chunk may write its rows into `view` themselves: whole
-// vectors of the type that is computed in, in rows that all count.
+// vectors, in rows that all count.
 template <typename T>
 bool whole_rows(const View4& view, const Slots& slots, int64_t size,
                 int64_t packed_stride) {
-  return view.size[3] == packed_stride && size_of(view.dtype) == sizeof(T) &&
-         size % 4 == 0 && slots.real == ~uint64_t{0} >> (64 - size);
+  return view.size[3] == packed_stride && all_rows<T>(view, slots, size);
 }
 
 // The same for rows that end amid a vector (Writer::columns), where masked
@@ -117,10 +124,8 @@ inline constexpr bool kMaskedRows = HWY_TARGET == HWY_AVX3;
 template <typename T>
 bool direct_rows(const View4& view, const Slots& slots, int64_t size,
                  int64_t packed_stride) {
-  if constexpr (!kMaskedRows)
-    return whole_rows<T>(view, slots, size, packed_stride);
-  return size_of(view.dtype) == sizeof(T) && size % 4 == 0 &&
-         slots.real == ~uint64_t{0} >> (64 - size);
+  return kMaskedRows ? all_rows<T>(view, slots, size)
+                     : whole_rows<T>(view, slots, size, packed_stride);
 }
 
 // Where tiles are written: into memory of a caller, past the caches where that
