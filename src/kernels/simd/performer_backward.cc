@@ -519,11 +519,13 @@ class Backward {
     const Pieces memory(count, bytes);
     ArrayCarver counter(nullptr);
     block_gradients(counter);
-    const Pieces blocks_memory(count * kRound, counter.bytes());
+    // The first part of a unit needs none.
+    const Pieces blocks_memory((count - units()) * kRound, counter.bytes());
     if (memory.failed() || blocks_memory.failed())
       return out_of_memory(static_cast<size_t>(count) * bytes);
     const auto own_of = [&](int64_t task, int64_t i) {
-      ArrayCarver carver(blocks_memory[task * kRound + i % kRound]);
+      const int64_t other = task - task / parts - 1;
+      ArrayCarver carver(blocks_memory[other * kRound + i % kRound]);
       return block_gradients(carver);
     };
     std::vector<std::unique_ptr<PerformerScratch<T>>> scratch;
