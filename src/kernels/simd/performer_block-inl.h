@@ -105,6 +105,12 @@ struct PerformerBlock {
     pack_rows<T>(FeatureMap::kIdentity, dtype, Rows{data, first, stride},
                  real & there, rows, f.dim, work.rows, width);
     transpose<T>(work.rows, width, rows, f.dim, work.x, kColumns);
+    // What fills up the last vector is multiplied too: memory left by others
+    // may hold numbers that cost hundreds of cycles each.
+    const int64_t filled = std::min(kColumns, round_up(rows, kLane));
+    for (int64_t c = 0; rows < filled && c < f.dim; ++c)
+      std::fill(work.x + c * kColumns + rows, work.x + c * kColumns + filled,
+                T{0});
     Ahead ahead;
     ahead.start(next[0].rows, f.rows() / rows_for(kMaxVectors) + 1);
     for (int i = 0; i < 2 && next[i].rows > 0; ++i) {
