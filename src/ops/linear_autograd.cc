@@ -12,6 +12,7 @@
 #include "ops/autograd_util.h"
 #include "ops/linear_call.h"
 #include "ops/linear_portable.h"
+#include "ops/saved_call.h"
 #include "ops/second_order.h"
 
 namespace cosformer::ops {
@@ -20,64 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Options and tensors of a call, for the backward: references would dangle.
-class SavedCall {
- public:
-  static constexpr size_t kTensors = 13;
-
-  // Appends the tensors to saved, the rest to the context.
-  static void save(AutogradContext* ctx, const LinearCall& call,
-                   variable_list saved) {
-    saved.insert(saved.end(), {call.q, call.k, call.v});
-    for (const OptionalTensor* tensor :
-         {&call.q_start, &call.kv_start, &call.key_mask, &call.query_mask,
-          &call.cu_seqlens_q, &call.cu_seqlens_k, &call.kv_state, &call.k_sum,
-          &call.state_start, &call.state_position}) {
-      saved.push_back(tensor->has_value() ? **tensor : at::Tensor());
-    }
-    ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["options"] = c10::ivalue::Tuple::create(
-        {std::string(call.feature_map), call.reweight_len, call.is_causal,
-         std::string(call.normalizer), call.eps, call.rotary_base,
-         call.rotary_interleaved});
-  }
-
-  // saved: what get_saved_variables gave, the call's tensors from `first` on.
-  SavedCall(AutogradContext* ctx, const variable_list& saved, size_t first) {
-    for (size_t i = 0; i < kTensors; ++i) {
-      tensors_[i] = if_defined(saved[first + i]);
-    }
-    options_ = ctx->saved_data["options"].toTuple();
-  }
-
-  LinearCall call() const {
-    const auto option = options_->elements().asArrayRef();
-    return {*tensors_[0],
-            *tensors_[1],
-            *tensors_[2],
-            tensors_[3],
-            tensors_[4],
-            tensors_[5],
-            tensors_[6],
-            tensors_[7],
-            tensors_[8],
-            tensors_[9],
-            tensors_[10],
-            tensors_[11],
-            tensors_[12],
-            option[0].toStringView(),
-            option[1].toOptional<int64_t>(),
-            option[2].toBool(),
-            option[3].toStringView(),
-            option[4].toDouble(),
-            option[5].toOptional<double>(),
-            option[6].toBool()};
-  }
-
- private:
-  std::array<OptionalTensor, kTensors> tensors_;
-  c10::intrusive_ptr<c10::ivalue::Tuple> options_;
-};
+using SavedLinearCall = SavedCall<LinearCall, LinearTypes>;
 
 class LinearAttention : public torch::autograd::Function<LinearAttention> {
  public:
@@ -91,7 +35,7 @@ class LinearAttention : public torch::autograd::Function<LinearAttention> {
     at::AutoDispatchBelowADInplaceOrView below;
     auto [out, denominator, kv_state, k_sum, start, position] =
         call_forward(call, spec, {wanted.state, true});
-    SavedCall::save(ctx, call, {out, denominator});
+    SavedLinearCall::save(ctx, call, {out, denominator});
     ctx->set_materialize_grads(false);
     at::Tensor shown = wanted.denominator
                            ? denominator
@@ -108,7 +52,7 @@ class LinearAttention : public torch::autograd::Function<LinearAttention> {
     if (!grads[0].defined() && !grads[2].defined() && !grads[3].defined())
       return result;
     const variable_list saved = ctx->get_saved_variables();
-    const SavedCall saved_call(ctx, saved, 2);
+    const SavedLinearCall saved_call(ctx, saved, 2);
     const LinearCall call = saved_call.call();
     const bool with_state = call.kv_state.has_value();
     const std::array<bool, 5> needs = {
@@ -144,10 +88,10 @@ class LinearAttentionBackward
                                const LinearCall& call) {
     at::AutoDispatchBelowADInplaceOrView below;
     const auto [dq, dk, dv, d_kv, d_k_sum] = call_backward(gradients, call);
-    SavedCall::save(ctx, call,
-                    {gradients.d_out.value_or(at::Tensor()),
-                     gradients.d_kv_state.value_or(at::Tensor()),
-                     gradients.d_k_sum.value_or(at::Tensor())});
+    SavedLinearCall::save(ctx, call,
+                          {gradients.d_out.value_or(at::Tensor()),
+                           gradients.d_kv_state.value_or(at::Tensor()),
+                           gradients.d_k_sum.value_or(at::Tensor())});
     ctx->set_materialize_grads(false);
     variable_list outputs = {dq, dk, dv, d_kv, d_k_sum};
     variable_list constants;
@@ -169,7 +113,7 @@ class LinearAttentionBackward
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
-    const SavedCall saved_call(ctx, saved, 3);
+    const SavedLinearCall saved_call(ctx, saved, 3);
     const LinearCall call = saved_call.call();
     const OptionalTensor d_out = graph_node(if_defined(saved[0]));
     const OptionalTensor d_kv_state = graph_node(if_defined(saved[1]));

@@ -43,6 +43,12 @@ struct LinearCall {
   // As the kernels have them: 0 = none.
   int64_t cosine() const { return reweight_len.value_or(0); }
   double rotary() const { return rotary_base.value_or(0.0); }
+  auto members() const {
+    return std::tie(q, k, v, q_start, kv_start, key_mask, query_mask,
+                    cu_seqlens_q, cu_seqlens_k, kv_state, k_sum, state_start,
+                    state_position, feature_map, reweight_len, is_causal,
+                    normalizer, eps, rotary_base, rotary_interleaved);
+  }
   // The same call on other floating tensors.
   LinearCall on(const at::Tensor& q_, const at::Tensor& k_,
                 const at::Tensor& v_, const OptionalTensor& kv_state_,

@@ -12,6 +12,7 @@
 #include "ops/errors.h"
 #include "ops/performer_call.h"
 #include "ops/performer_portable.h"
+#include "ops/saved_call.h"
 #include "ops/second_order.h"
 
 namespace cosformer::ops {
@@ -20,43 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The tensors of a call, for the backward: references would dangle.
-class SavedCall {
- public:
-  static constexpr size_t kTensors = 15;
-
-  // Appends the tensors to saved, the rest to the context.
-  static void save(AutogradContext* ctx, const PerformerCall& call,
-                   variable_list saved) {
-    saved.insert(saved.end(), {call.q, call.k, call.v, call.projection});
-    for (const OptionalTensor* tensor :
-         {&call.q_start, &call.kv_start, &call.key_mask, &call.query_mask,
-          &call.cu_seqlens_q, &call.cu_seqlens_k, &call.kv_state, &call.k_sum,
-          &call.log_scale, &call.state_start, &call.state_position}) {
-      saved.push_back(tensor->has_value() ? **tensor : at::Tensor());
-    }
-    ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["is_causal"] = call.is_causal;
-  }
-
-  // saved: what get_saved_variables gave, the call's tensors from `first` on.
-  SavedCall(AutogradContext* ctx, const variable_list& saved, size_t first)
-      : is_causal_(ctx->saved_data["is_causal"].toBool()) {
-    for (size_t i = 0; i < kTensors; ++i)
-      tensors_[i] = if_defined(saved[first + i]);
-  }
-
-  PerformerCall call() const {
-    return {*tensors_[0], *tensors_[1], *tensors_[2], *tensors_[3],
-            tensors_[4],  tensors_[5],  tensors_[6],  tensors_[7],
-            tensors_[8],  tensors_[9],  tensors_[10], tensors_[11],
-            tensors_[12], tensors_[13], tensors_[14], is_causal_};
-  }
-
- private:
-  std::array<OptionalTensor, kTensors> tensors_;
-  bool is_causal_;
-};
+using SavedPerformerCall = SavedCall<PerformerCall, PerformerTypes>;
 
 class Performer : public torch::autograd::Function<Performer> {
  public:
@@ -71,7 +36,7 @@ class Performer : public torch::autograd::Function<Performer> {
     at::AutoDispatchBelowADInplaceOrView below;
     auto [out, log_denominator, kv_state, k_sum, log_scale, start, position] =
         call_performer(call, spec, {wanted.state, true});
-    SavedCall::save(ctx, call, {out, log_denominator});
+    SavedPerformerCall::save(ctx, call, {out, log_denominator});
     ctx->set_materialize_grads(false);
     at::Tensor shown = wanted.denominator
                            ? log_denominator
@@ -89,7 +54,7 @@ class Performer : public torch::autograd::Function<Performer> {
     if (!grads[0].defined() && !grads[2].defined() && !grads[3].defined())
       return result;
     const variable_list saved = ctx->get_saved_variables();
-    const SavedCall saved_call(ctx, saved, 2);
+    const SavedPerformerCall saved_call(ctx, saved, 2);
     const PerformerCall call = saved_call.call();
     const bool with_state = call.kv_state.has_value();
     const std::array<bool, 6> needs = {ctx->needs_input_grad(0),
@@ -128,10 +93,10 @@ class PerformerBackward : public torch::autograd::Function<PerformerBackward> {
     at::AutoDispatchBelowADInplaceOrView below;
     const auto [dq, dk, dv, dw, d_kv, d_k_sum] =
         call_performer_backward(gradients, call);
-    SavedCall::save(ctx, call,
-                    {gradients.d_out.value_or(at::Tensor()),
-                     gradients.d_kv_state.value_or(at::Tensor()),
-                     gradients.d_k_sum.value_or(at::Tensor())});
+    SavedPerformerCall::save(ctx, call,
+                             {gradients.d_out.value_or(at::Tensor()),
+                              gradients.d_kv_state.value_or(at::Tensor()),
+                              gradients.d_k_sum.value_or(at::Tensor())});
     ctx->set_materialize_grads(false);
     variable_list outputs = {dq, dk, dv, dw, d_kv, d_k_sum};
     variable_list constants;
@@ -151,7 +116,7 @@ class PerformerBackward : public torch::autograd::Function<PerformerBackward> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
-    const SavedCall saved_call(ctx, saved, 3);
+    const SavedPerformerCall saved_call(ctx, saved, 3);
     const PerformerCall call = saved_call.call();
     const OptionalTensor d_out = graph_node(if_defined(saved[0]));
     const OptionalTensor d_kv_state = graph_node(if_defined(saved[1]));

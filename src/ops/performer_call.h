@@ -34,6 +34,11 @@ struct PerformerCall {
   const OptionalTensor& state_position;
   bool is_causal;
 
+  auto members() const {
+    return std::tie(q, k, v, projection, q_start, kv_start, key_mask,
+                    query_mask, cu_seqlens_q, cu_seqlens_k, kv_state, k_sum,
+                    log_scale, state_start, state_position, is_causal);
+  }
   // The same call on other floating tensors.
   PerformerCall on(const at::Tensor& q_, const at::Tensor& k_,
                    const at::Tensor& v_, const at::Tensor& projection_,

@@ -10,6 +10,7 @@
 
 #include "ops/autograd_util.h"
 #include "ops/errors.h"
+#include "ops/saved_call.h"
 #include "ops/second_order.h"
 #include "ops/softmax_call.h"
 #include "ops/softmax_portable.h"
@@ -20,62 +21,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Options and tensors of a call, for the backward: references would dangle.
-class SavedCall {
- public:
-  static constexpr size_t kTensors = 13;
-
-  // Appends the tensors to saved, the rest to the context.
-  static void save(AutogradContext* ctx, const SoftmaxCall& call,
-                   variable_list saved) {
-    saved.insert(saved.end(), {call.q, call.k, call.v});
-    for (const OptionalTensor* tensor :
-         {&call.q_start, &call.kv_start, &call.key_mask, &call.query_mask,
-          &call.cu_seqlens_q, &call.cu_seqlens_k, &call.global_mask,
-          &call.block_mask, &call.relative_bias, &call.dropout_seed}) {
-      saved.push_back(tensor->value_or(at::Tensor()));
-    }
-    ctx->save_for_backward(std::move(saved));
-    ctx->saved_data["options"] = c10::ivalue::Tuple::create(
-        {call.is_causal, call.scale, call.window_left, call.window_right,
-         call.dilation, call.block_size, call.dropout_p});
-  }
-
-  // saved: what get_saved_variables gave, the call's tensors from `first` on.
-  SavedCall(AutogradContext* ctx, const variable_list& saved, size_t first) {
-    for (size_t i = 0; i < kTensors; ++i)
-      tensors_[i] = if_defined(saved[first + i]);
-    options_ = ctx->saved_data["options"].toTuple();
-  }
-
-  SoftmaxCall call() const {
-    const auto option = options_->elements().asArrayRef();
-    return {*tensors_[0],
-            *tensors_[1],
-            *tensors_[2],
-            tensors_[3],
-            tensors_[4],
-            tensors_[5],
-            tensors_[6],
-            tensors_[7],
-            tensors_[8],
-            tensors_[9],
-            tensors_[10],
-            tensors_[11],
-            tensors_[12],
-            option[0].toBool(),
-            option[1].toOptional<double>(),
-            option[2].toOptional<int64_t>(),
-            option[3].toOptional<int64_t>(),
-            option[4].toInt(),
-            option[5].toOptional<int64_t>(),
-            option[6].toDouble()};
-  }
-
- private:
-  std::array<OptionalTensor, kTensors> tensors_;
-  c10::intrusive_ptr<c10::ivalue::Tuple> options_;
-};
+using SavedSoftmaxCall = SavedCall<SoftmaxCall, SoftmaxTypes>;
 
 class SoftmaxAttention : public torch::autograd::Function<SoftmaxAttention> {
  public:
@@ -87,7 +33,7 @@ class SoftmaxAttention : public torch::autograd::Function<SoftmaxAttention> {
                                bool return_log_sum_exp) {
     at::AutoDispatchBelowADInplaceOrView below;
     const auto [out, log_sum_exp] = call_softmax(call, true);
-    SavedCall::save(ctx, call, {out, log_sum_exp});
+    SavedSoftmaxCall::save(ctx, call, {out, log_sum_exp});
     ctx->set_materialize_grads(false);
     const at::Tensor shown =
         return_log_sum_exp ? log_sum_exp : log_sum_exp.new_empty({0});
@@ -99,7 +45,7 @@ class SoftmaxAttention : public torch::autograd::Function<SoftmaxAttention> {
     variable_list result(6);
     if (!grads[0].defined()) return result;
     const variable_list saved = ctx->get_saved_variables();
-    const SavedCall saved_call(ctx, saved, 2);
+    const SavedSoftmaxCall saved_call(ctx, saved, 2);
     const SoftmaxCall call = saved_call.call();
     const std::array<bool, 4> needs = {
         ctx->needs_input_grad(0), ctx->needs_input_grad(1),
@@ -128,7 +74,7 @@ class SoftmaxAttentionBackward
                                const SoftmaxCall& call) {
     at::AutoDispatchBelowADInplaceOrView below;
     const auto [dq, dk, dv, d_bias] = call_softmax_backward(gradients, call);
-    SavedCall::save(ctx, call, {gradients.d_out});
+    SavedSoftmaxCall::save(ctx, call, {gradients.d_out});
     ctx->set_materialize_grads(false);
     const variable_list outputs = {dq, dk, dv, d_bias};
     variable_list constants;
@@ -148,7 +94,7 @@ class SoftmaxAttentionBackward
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(
         c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
-    const SavedCall saved_call(ctx, saved, 1);
+    const SavedSoftmaxCall saved_call(ctx, saved, 1);
     const SoftmaxCall call = saved_call.call();
     const at::Tensor d_out = graph_node(saved[0]), q = graph_node(call.q),
                      k = graph_node(call.k), v = graph_node(call.v);

@@ -35,6 +35,12 @@ struct SoftmaxCall {
   double dropout_p;
 
   bool has_pattern() const { return window_left || global_mask || block_mask; }
+  auto members() const {
+    return std::tie(q, k, v, q_start, kv_start, key_mask, query_mask,
+                    cu_seqlens_q, cu_seqlens_k, global_mask, block_mask,
+                    relative_bias, dropout_seed, is_causal, scale, window_left,
+                    window_right, dilation, block_size, dropout_p);
+  }
   // The same call on other floating tensors.
   SoftmaxCall on(const at::Tensor& q_, const at::Tensor& k_,
                  const at::Tensor& v_, const OptionalTensor& bias) const {
