@@ -24,6 +24,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
+// Positions a block, where several units take turns. A row of a head often lies
+// on a page of its own (batch, sequence, heads): fewer rows of the passes' 6 to
+// 7 tensors than the second level of a TLB has entries (2048 on Intel) stay
+// there for the next head.
+inline constexpr int64_t kBackwardBlock = 128;
+
 // g of a query times job.factor, that times job.ratio, and r times job.factor.
 // Of g as rounded: where one key is seen g.v + r is 0 but for the rounding of
 // the output.

@@ -538,7 +538,8 @@ struct DKeysPass {
             &add_state<T, state_bytes>,
             &accumulate,
             &read,
-            &attend};
+            &attend,
+            kBackwardBlock};
   }
 };
 

@@ -411,7 +411,8 @@ struct DQueriesPass {
             &add_state<T, state_bytes>,
             &accumulate,
             &read,
-            &attend};
+            &attend,
+            kBackwardBlock};
   }
 };
 

@@ -46,6 +46,9 @@ struct Pass {
   // causal mask lets it see.
   void (*attend)(const LinearCall& call, const Unit& unit, int64_t begin,
                  int64_t end, const Next& next, void* state, void* scratch);
+
+  // Positions of a unit before the next one's turn: a divisor of kBlock.
+  int64_t block = kBlock;
 };
 
 const Pass& forward_f32(Isa isa);
