@@ -32,6 +32,7 @@
 #include "kernels/simd/d_keys_scratch-inl.h"
 #include "kernels/simd/gather-inl.h"
 #include "kernels/simd/panel-inl.h"
+#include "kernels/simd/query_notes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -157,6 +158,10 @@ class DKeys {
       beside_.queue.start(1);
       if (!call_.rotary) prepare_next();
       if (call_.rotary) turn(*keys, *queries, g, has_keys, has_queries);
+      if (has_queries) {
+        queries->finish(keys->chunk);
+        leave(keys->chunk, *queries, g);
+      }
       take(*keys, *queries, g);
       if (call_.rotary) prepare_next();
       next_queries->finite = beside_.queue.finish();
@@ -199,7 +204,8 @@ class DKeys {
          shape_.q_stride},
         call_.options.feature_map, call_.dtype);
     PackJob<T> job = gradient_job<T>(call_, unit_, head, chunk, queries.slots,
-                                     chunk.main, s_.scale, queries.r_main);
+                                     queries.scale, queries.r);
+    job.main = chunk.main;
     job.out = queries.g_main;
     job.other = queries.g_other;
     job.ratio = chunk.ratio;
@@ -217,6 +223,13 @@ class DKeys {
       turn_rows<T>(call_, keys.chunk, queries.q, rows, shape_.q_stride,
                    queries.q_turned);
     }
+  }
+
+  void leave(const Chunk<T>& chunk, const QueryRows<T>& queries, int64_t g) {
+    if (call_.query_notes == nullptr || queries.slots.real == 0) return;
+    leave_notes<T>({call_, unit_, unit_.head * call_.group + g, chunk.position},
+                   queries.slots.real, chunk.size, queries.scale, queries.r,
+                   queries.q, shape_.q_stride);
   }
 
   // What the keys of a chunk learn from the later queries (at a group's first
@@ -527,6 +540,9 @@ struct DKeysPass {
     DKeys<T>(call, unit, state, scratch).attend(begin, end, next);
     hwy::FlushStream();
   }
+  static size_t note_bytes(const LinearCall& call) {
+    return call.rotary ? 0 : QueryNotes<T>::bytes(call);
+  }
   static constexpr Pass make() {
     return {true,
             &state_bytes,
@@ -539,7 +555,8 @@ struct DKeysPass {
             &accumulate,
             &read,
             &attend,
-            kBackwardBlock};
+            kBackwardBlock,
+            QueryNotes<T>::kPossible ? &note_bytes : nullptr};
   }
 };
 

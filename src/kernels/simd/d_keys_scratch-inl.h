@@ -73,8 +73,13 @@ struct QueryRows {
   Slots slots;
   bool finite;
   T *q, *q_turned;
-  T *g_main, *g_other;  // times main, and ratio
-  T* r_main;            // [kMaxChunk]
+  T *g_main, *g_other;    // times main, and ratio
+  T *scale, *r, *r_main;  // [kMaxChunk]: 1 / n, r, r times main
+
+  void finish(const Chunk<T>& chunk) {
+    for (int64_t i = 0; i < round_up(chunk.size, 4); ++i)
+      r_main[i] = i < chunk.size ? r[i] * chunk.main[i] : T{0};
+  }
 };
 
 template <typename T>
@@ -85,10 +90,13 @@ struct DKeysScratch {
                      carver.take(Angles<T>::size(call, shape.chunk))),
         long_angles(call, shape.long_chunk,
                     carver.take(Angles<T>::size(call, shape.long_chunk))) {
-    for (QueryRows<T>& r : queries) r.r_main = carver.take(kMaxChunk);
+    for (QueryRows<T>& r : queries) {
+      r.r_main = carver.take(kMaxChunk);
+      r.scale = carver.take(kMaxChunk);
+      r.r = carver.take(kMaxChunk);
+    }
     key_scores = carver.take(kScoresStride * kScoresStride);
     value_scores = carver.take(kScoresStride * kScoresStride);
-    scale = carver.take(kMaxChunk);
     ones = carver.take(kMaxChunk);
     Carver<T> counter(nullptr);
     lay_out(call, std::max(shape.slots, kMaxChunk), counter);
@@ -129,15 +137,16 @@ struct DKeysScratch {
     dk_plain = call.rotary ? carver.take(qs) : nullptr;
     dv = carver.take(vs);
   }
-
   Shape shape;
   Angles<T> short_angles, long_angles;
   KeyRows<T> keys[2];  // at hand, and being packed
   QueryRows<T> queries[2];
-  T *dk, *dk_plain;              // [slots][q_stride]
-  T* dv;                         // [slots][v_stride]
+  T *dk, *dk_plain;        // [slots][q_stride]
+  T* dv;                   // [slots][v_stride]
+  T *k_across, *v_across;  // in lanes: [slots / kGroup][stride][kGroup]
+  T* dk_across;
   T *key_scores, *value_scores;  // rows of kScoresStride
-  T *scale, *ones;
+  T* ones;
   T* packed;
   int64_t packed_size;
 };

@@ -49,6 +49,10 @@ struct Pass {
 
   // Positions of a unit before the next one's turn: a divisor of kBlock.
   int64_t block = kBlock;
+
+  // Of d_keys: bytes of what it can leave for d_queries (call.query_notes);
+  // nullptr: it leaves nothing.
+  size_t (*note_bytes)(const LinearCall& call) = nullptr;
 };
 
 const Pass& forward_f32(Isa isa);
