@@ -29,6 +29,7 @@
 #endif
 
 #include "kernels/simd/backward-inl.h"
+#include "kernels/simd/d_keys_lanes-inl.h"
 #include "kernels/simd/d_keys_scratch-inl.h"
 #include "kernels/simd/gather-inl.h"
 #include "kernels/simd/panel-inl.h"
@@ -483,6 +484,17 @@ class DKeys {
 
 template <typename T>
 struct DKeysPass {
+  // Calls run(walk) with the walk that takes the call.
+  template <class Run>
+  static void walk(const LinearCall& call, const Unit& unit, const void* state,
+                   void* scratch, const Run& run) {
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (kInLanes<T>) {
+      if (!call.rotary) return run(DKeysInLanes(call, unit, state, scratch));
+    }
+#endif
+    run(DKeys<T>(call, unit, state, scratch));
+  }
   static size_t state_bytes(const LinearCall& call) {
     return static_cast<size_t>(DKeysState<T>::elements(d_keys_shape<T>(call))) *
            sizeof(T);
@@ -527,17 +539,20 @@ struct DKeysPass {
   static void accumulate(const LinearCall& call, const Unit& unit,
                          int64_t begin, int64_t end, void* state,
                          void* scratch) {
-    DKeys<T>(call, unit, state, scratch).add_queries(begin, end);
+    walk(call, unit, state, scratch,
+         [&](auto&& pass) { pass.add_queries(begin, end); });
   }
   static void read(const LinearCall& call, const Unit& unit, int64_t begin,
                    int64_t end, const void* state, void* scratch) {
-    DKeys<T>(call, unit, state, scratch).read(begin, end);
+    walk(call, unit, state, scratch,
+         [&](auto&& pass) { pass.read(begin, end); });
     hwy::FlushStream();
   }
   static void attend(const LinearCall& call, const Unit& unit, int64_t begin,
                      int64_t end, const Next& next, void* state,
                      void* scratch) {
-    DKeys<T>(call, unit, state, scratch).attend(begin, end, next);
+    walk(call, unit, state, scratch,
+         [&](auto&& pass) { pass.attend(begin, end, next); });
     hwy::FlushStream();
   }
   static size_t note_bytes(const LinearCall& call) {

@@ -9,6 +9,7 @@
 
 #include "kernels/simd/chunk-inl.h"
 #include "kernels/simd/dot_tile-inl.h"
+#include "kernels/simd/lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -56,7 +57,7 @@ constexpr int64_t d_keys_chunk(int64_t dim) {
 
 template <typename T>
 Shape d_keys_shape(const LinearCall& call) {
-  return Shape::of<T>(call, d_keys_chunk(call.dim));
+  return Shape::of<T>(call, kInLanes<T> ? kGroup : d_keys_chunk(call.dim));
 }
 
 // A chunk's keys, packed: [slots][q_stride] and [slots][v_stride].
@@ -137,6 +138,21 @@ struct DKeysScratch {
     dk_plain = call.rotary ? carver.take(qs) : nullptr;
     dv = carver.take(vs);
   }
+  // The same for d_keys_lanes-inl.h: rows of whole groups.
+  void lay_out_lanes(const LinearCall& call, int64_t rows) {
+    Carver<T> carver(packed);
+    const int64_t qs = rows * shape.q_stride, vs = rows * shape.v_stride;
+    k_across = carver.take(qs);
+    v_across = carver.take(vs);
+    QueryRows<T>& r = queries[0];
+    r.q = carver.take(qs);
+    r.g_main = carver.take(vs);
+    r.g_other = call.cosine ? carver.take(vs) : nullptr;
+    dk_across = carver.take(qs);
+    dk = carver.take(qs);
+    dv = carver.take(vs);
+  }
+
   Shape shape;
   Angles<T> short_angles, long_angles;
   KeyRows<T> keys[2];  // at hand, and being packed
