@@ -40,6 +40,7 @@ HWY_NOINLINE bool pack_gradient_rows(const PackJob<T>& job, int64_t first,
   const Vec<T> zero = hn::Zero(d);
   constexpr int64_t kLane = kLanes<T>;
   const int64_t whole = job.dim - job.dim % kLane;
+  const bool scaled = job.main != nullptr;
   // Not finite where g is not, whatever it is multiplied with.
   Vec<T> all = zero;
   for (int64_t r = first; r < last_row; ++r) {
@@ -56,13 +57,13 @@ HWY_NOINLINE bool pack_gradient_rows(const PackJob<T>& job, int64_t first,
       const In* HWY_RESTRICT from = row(job.from);
       const In* HWY_RESTRICT with = dotted ? row(job.with) : from;
       const Vec<T> factor = hn::Set(d, job.factor[r]);
-      const Vec<T> main = hn::Set(d, job.main != nullptr ? job.main[r] : T{1});
+      const Vec<T> main = hn::Set(d, scaled ? job.main[r] : T{1});
       const Vec<T> ratio = hn::Set(d, other != nullptr ? job.ratio[r] : T{0});
       Vec<T> dot = zero;
       const auto put = [&](Vec<T> x, Vec<T> y) COSFORMER_LAMBDA {
         x = hn::Mul(x, factor);
         dot = hn::MulAdd(x, y, dot);
-        if (job.main != nullptr) x = hn::Mul(x, main);
+        if (scaled) x = hn::Mul(x, main);
         hn::Store(x, d, g + c);
         if (other != nullptr) hn::Store(hn::Mul(x, ratio), d, other + c);
       };

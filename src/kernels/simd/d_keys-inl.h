@@ -227,7 +227,9 @@ class DKeys {
   }
 
   void leave(const Chunk<T>& chunk, const QueryRows<T>& queries, int64_t g) {
-    if (call_.query_notes == nullptr || queries.slots.real == 0) return;
+    if (!QueryNotes<T>::kPossible || call_.query_notes == nullptr ||
+        queries.slots.real == 0)
+      return;
     leave_notes<T>({call_, unit_, unit_.head * call_.group + g, chunk.position},
                    queries.slots.real, chunk.size, queries.scale, queries.r,
                    queries.q, shape_.q_stride);

@@ -77,9 +77,12 @@ struct QueryRows {
   T *g_main, *g_other;    // times main, and ratio
   T *scale, *r, *r_main;  // [kMaxChunk]: 1 / n, r, r times main
 
-  void finish(const Chunk<T>& chunk) {
-    for (int64_t i = 0; i < round_up(chunk.size, 4); ++i)
-      r_main[i] = i < chunk.size ? r[i] * chunk.main[i] : T{0};
+  HWY_INLINE void finish(const Chunk<T>& chunk) {
+    const Tag<T> d;
+    for (int64_t i = 0; i < chunk.size; i += kLanes<T>) {
+      hn::Store(hn::Mul(hn::Load(d, r + i), hn::LoadU(d, chunk.main + i)), d,
+                r_main + i);
+    }
   }
 };
 

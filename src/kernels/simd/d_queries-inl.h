@@ -257,23 +257,28 @@ class DQueries {
   }
 
   void look_at_queries(const Target& to) {
-    if (call_.query_notes == nullptr)
-      return add_gradients_ahead<T>(ahead_, call_, to);
+    if (!has_notes()) return add_gradients_ahead<T>(ahead_, call_, to);
     look_at_notes<T>(call_, to);
     add_queries_ahead(ahead_, call_, call_.d_out, to);
     if (reads_features()) add_queries_ahead(ahead_, call_, call_.inputs.q, to);
   }
+  bool has_notes() const {
+    return QueryNotes<T>::kPossible && call_.query_notes != nullptr;
+  }
+  QueryNotes<T> notes_of(int64_t head, const Chunk<T>& chunk) const {
+    if (!has_notes()) return {};
+    return {call_, unit_, head, chunk.position};
+  }
   // Whether the derivative needs the features: notes of relu hold it.
   bool reads_features() const {
-    return call_.query_notes == nullptr ||
-           call_.options.feature_map == FeatureMap::kElu1;
+    return !has_notes() || call_.options.feature_map == FeatureMap::kElu1;
   }
 
   // g, r and the features of a head's queries, and their scores.
   void prepare_queries(const Chunk<T>& chunk, const Slots& queries,
                        int64_t head, bool has_keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    if (call_.query_notes != nullptr) {
+    if (has_notes()) {
       take_notes(chunk, queries, head);
     } else {
       PackJob<T> job =
@@ -299,7 +304,7 @@ class DQueries {
   // g and r as the pass of dk and dv had them.
   void take_notes(const Chunk<T>& chunk, const Slots& queries, int64_t head) {
     const int64_t rows = round_up(chunk.size, 4);
-    const QueryNotes<T> notes(call_, unit_, head, chunk.position);
+    const QueryNotes<T> notes = notes_of(head, chunk);
     PackJob<T> job{
         nullptr,         query_rows(call_.d_out, unit_, head, chunk.position),
         queries.real,    rows,
@@ -346,14 +351,13 @@ class DQueries {
     const T* main = chunk.main;
     const FeatureMap map = call_.options.feature_map;
     const bool turned = call_.rotary;
-    const bool noted = call_.query_notes != nullptr;
-    const QueryNotes<T> notes(call_, unit_, head, chunk.position);
+    const auto notes = notes_of(head, chunk);
     for_panels<T>(shape_.q_stride, [&](auto vectors, int64_t c0) HWY_ATTR {
       constexpr int kVectors = decltype(vectors)::value;
       read_panel<T, kVectors, Triangle::kLower>(
           in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
             tile.finish_rows(main + r);
-            if (noted && notes.bits != nullptr) {
+            if (QueryNotes<T>::kPossible && notes.bits != nullptr) {
               times_bits(notes, r, c0, tile);
             } else if (!turned) {
               times_derivative(map, s_.q + r * shape_.q_stride + c0,

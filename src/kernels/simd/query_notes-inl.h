@@ -18,8 +18,9 @@ namespace cosformer::simd::HWY_NAMESPACE {
 // Where a head's notes of a chunk lie.
 template <typename T>
 struct QueryNotes {
-  // Bits are read and written a vector at a time: whole bytes.
-  static constexpr bool kPossible = kLanes<T> % 8 == 0;
+  // Where vectors are masked by bits: elsewhere that takes what it gives.
+  static constexpr bool kPossible =
+      HWY_TARGET == HWY_AVX3 && kLanes<T> % 8 == 0;
   static bool has_bits(const LinearCall& call) {
     return call.options.feature_map == FeatureMap::kRelu;
   }
@@ -36,6 +37,7 @@ struct QueryNotes {
                                     (has_bits(call) ? bit_bytes(call) : 0)) +
                                kMaxChunk * bit_bytes(call));
   }
+  QueryNotes() = default;
   QueryNotes(const LinearCall& call, const Unit& unit, int64_t head,
              int64_t position)
       : stride(bit_bytes(call)) {
@@ -52,9 +54,9 @@ struct QueryNotes {
     }
   }
 
-  T *scale, *r;
+  T *scale = nullptr, *r = nullptr;
   uint8_t* bits = nullptr;  // rows of `stride`
-  int64_t stride;
+  int64_t stride = 0;
 
  private:
   static constexpr int64_t kFloats = 2;

@@ -13,7 +13,7 @@ class Schedule {
         k_(pass),
         executor_(executor),
         units_(units_of(call)),
-        block_(pass.block),
+        block_(call.options.is_causal ? pass.block : kBlock),
         scratch_(executor.num_threads(), pass.scratch_bytes(call)) {}
 
   Status run() {
