@@ -17,9 +17,10 @@
 // tiles of dk, 5% of the time (in the update they would wait for its stores);
 // gradients written past the caches, 8%; packed rows side by side and panels of
 // T set apart, 5% with AVX2 (they would share a few sets of a first-level cache
-// of 32 KB). Chunks of 8 and of 16 are equal with AVX-512. What bounds it:
-// packing, still 6%, and rows from memory, 10%, of which huge pages under the
-// tensors would take off a third.
+// of 32 KB). What bounds it: packing, still 6%, and rows from memory, 10%, of
+// which huge pages under the tensors would take off a third. In float and with
+// 16 lanes another walk is faster (d_keys_lanes-inl.h); this one takes rotary
+// positions there.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_D_KEYS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_D_KEYS_INL_H_
