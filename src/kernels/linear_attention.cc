@@ -88,10 +88,18 @@ Status linear_attention_backward(
   call.d_state_in = d_state_in;
   call.stream = too_large_for_cache(d_out);
   const bool is_double = inputs.q.dtype == DType::kFloat64;
+  AlignedBuffer notes;  // without them dq takes longer
   if (dk.data != nullptr || dv.data != nullptr || call.wants_d_state()) {
-    COSFORMER_RETURN_IF_ERROR(simd::run_pass(
-        call, is_double ? simd::d_keys_f64(*isa) : simd::d_keys_f32(*isa),
-        executor));
+    const simd::Pass& keys =
+        is_double ? simd::d_keys_f64(*isa) : simd::d_keys_f32(*isa);
+    const size_t bytes = dq.data != nullptr && keys.note_bytes != nullptr
+                             ? keys.note_bytes(call)
+                             : 0;
+    if (bytes > 0) {
+      notes = AlignedBuffer(bytes);
+      call.query_notes = notes.data();
+    }
+    COSFORMER_RETURN_IF_ERROR(simd::run_pass(call, keys, executor));
   }
   if (dq.data != nullptr) {
     COSFORMER_RETURN_IF_ERROR(simd::run_pass(

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/compare.h"
@@ -260,6 +261,39 @@ TEST(LinearNumerics, EachGradientAloneEqualsAllTogether) {
                                          serial_executor())
                     .ok());
     EXPECT_EQ(out.bits(), all.out.bits());
+  });
+}
+
+// The pass of dk and dv leaves what it knows of the queries to that of dq,
+// which finds the same alone.
+TEST(LinearNumerics, QueriesLearnTheSameWithAndWithoutTheKeysPass) {
+  for_each_isa([] {
+    for (const char* text :
+         {"q_len=70 kv_len=70 causal=1 cosine=exact head_dim=64 value_dim=40",
+          "q_len=150 kv_len=150 causal=1 cosine=far head_dim=40 group=3 "
+          "mask=holes",
+          "q_len=90 kv_len=120 head_dim=63 value_dim=20 kv_heads=2 batch=2 "
+          "mask=left-padding",
+          "q_len=70 kv_len=70 causal=1 head_dim=20 feature_map=elu1 state=in",
+          "q_len=70 kv_len=70 causal=1 head_dim=17 feature_map=identity "
+          "dtype=bfloat16 normalized=0",
+          "q_len=40 kv_len=40 causal=1 cosine=exact head_dim=36 state=out",
+          "batch=3 q_len=50 kv_len=50 causal=1 cosine=far packing=many",
+          "q_len=4200 kv_len=4200 causal=1 cosine=far head_dim=24 value_dim=8",
+          "q_len=4200 kv_len=100 head_dim=24 value_dim=8 mask=holes"}) {
+      const Problem p = problem_of(text);
+      const Outputs all = run(p, serial_executor());
+      ASSERT_TRUE(all.status.ok()) << text << all.status.message();
+      Tensor dq(p.q.size(), p.q.dtype());
+      const Status status = linear_attention_backward(
+          p.options, p.inputs(), all.out.view(), all.denominator.view().data,
+          p.d_out.view(),
+          p.d_state_out ? std::as_const(*p.d_state_out).view()
+                        : ConstLinearStateView{},
+          dq.view(), View4{}, View4{}, LinearStateView{}, serial_executor());
+      ASSERT_TRUE(status.ok()) << text << status.message();
+      EXPECT_EQ(dq.bits(), all.dq.bits()) << text;
+    }
   });
 }
 

@@ -24,7 +24,13 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
-// g of a query times job.factor, that times job.ratio, and r times job.factor.
+// Positions a block, where several units take turns. A row of a head often lies
+// on a page of its own (batch, sequence, heads): fewer rows of the passes' 6 to
+// 7 tensors than the second level of a TLB has entries (2048 on Intel) stay
+// there for the next head.
+inline constexpr int64_t kBackwardBlock = 128;
+
+// g of a query times job.main, that times job.ratio, and r.
 // Of g as rounded: where one key is seen g.v + r is 0 but for the rounding of
 // the output.
 template <typename T, typename In>
@@ -34,6 +40,7 @@ HWY_NOINLINE bool pack_gradient_rows(const PackJob<T>& job, int64_t first,
   const Vec<T> zero = hn::Zero(d);
   constexpr int64_t kLane = kLanes<T>;
   const int64_t whole = job.dim - job.dim % kLane;
+  const bool scaled = job.main != nullptr;
   // Not finite where g is not, whatever it is multiplied with.
   Vec<T> all = zero;
   for (int64_t r = first; r < last_row; ++r) {
@@ -50,11 +57,13 @@ HWY_NOINLINE bool pack_gradient_rows(const PackJob<T>& job, int64_t first,
       const In* HWY_RESTRICT from = row(job.from);
       const In* HWY_RESTRICT with = dotted ? row(job.with) : from;
       const Vec<T> factor = hn::Set(d, job.factor[r]);
+      const Vec<T> main = hn::Set(d, scaled ? job.main[r] : T{1});
       const Vec<T> ratio = hn::Set(d, other != nullptr ? job.ratio[r] : T{0});
       Vec<T> dot = zero;
       const auto put = [&](Vec<T> x, Vec<T> y) COSFORMER_LAMBDA {
         x = hn::Mul(x, factor);
         dot = hn::MulAdd(x, y, dot);
+        if (scaled) x = hn::Mul(x, main);
         hn::Store(x, d, g + c);
         if (other != nullptr) hn::Store(hn::Mul(x, ratio), d, other + c);
       };
@@ -93,13 +102,13 @@ HWY_INLINE auto pack_gradient_for(DType dtype) {
   }
 }
 
-// The job that packs g of the real queries of a head in a chunk, times
-// factor[i], and r_i times factor[i]; zeros elsewhere. scale, r: of `rows`
-// elements, scale to work in. The job's outputs are the caller's to add.
+// The job that packs g and r of the real queries of a head in a chunk; zeros
+// elsewhere. scale, r: of `rows` elements, scale for 1 / n. The job's outputs
+// are the caller's to add.
 template <typename T>
 PackJob<T> gradient_job(const LinearCall& call, const Unit& unit, int64_t head,
-                        const Chunk<T>& chunk, const Slots& queries,
-                        const T* factor, T* scale, T* r) {
+                        const Chunk<T>& chunk, const Slots& queries, T* scale,
+                        T* r) {
   const int64_t rows = round_up(chunk.size, 4);
   const T* denominator = static_cast<const T*>(call.saved_denominator);
   const int64_t first_token = unit.row.batch * call.inputs.q.size[1] +
@@ -110,11 +119,11 @@ PackJob<T> gradient_job(const LinearCall& call, const Unit& unit, int64_t head,
     r[i] = 0;
     scale[i] = 0;
     if (i >= chunk.size || (queries.real >> i & 1) == 0) continue;
-    scale[i] = factor[i];
+    scale[i] = 1;
     if (!call.normalize) continue;
     const T sum = denominator[(first_token + i) * call.heads + head];
     const bool clamped = sum < eps;
-    scale[i] = factor[i] / (clamped ? eps : sum);
+    scale[i] = T{1} / (clamped ? eps : sum);
     r[i] = clamped ? T{0} : T{1};
   }
   PackJob<T> job{};

@@ -48,6 +48,9 @@ struct LinearCall {
   ConstView4 saved_out, d_out;
   const void* saved_denominator = nullptr;
   View4 dq, dk, dv;
+  // What the pass of dk and dv leaves for that of dq (query_notes-inl.h);
+  // nullptr: nothing.
+  void* query_notes = nullptr;
   ConstLinearStateView d_state_out;
   bool has_d_state_out() const {
     return d_state_out.kv_state != nullptr || d_state_out.k_sum != nullptr;

@@ -17,9 +17,10 @@
 // tiles of dk, 5% of the time (in the update they would wait for its stores);
 // gradients written past the caches, 8%; packed rows side by side and panels of
 // T set apart, 5% with AVX2 (they would share a few sets of a first-level cache
-// of 32 KB). Chunks of 8 and of 16 are equal with AVX-512. What bounds it:
-// packing, still 6%, and rows from memory, 10%, of which huge pages under the
-// tensors would take off a third.
+// of 32 KB). What bounds it: packing, still 6%, and rows from memory, 10%, of
+// which huge pages under the tensors would take off a third. In float and with
+// 16 lanes another walk is faster (d_keys_lanes-inl.h); this one takes rotary
+// positions there.
 #if defined(COSFORMER_SRC_KERNELS_SIMD_D_KEYS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef COSFORMER_SRC_KERNELS_SIMD_D_KEYS_INL_H_
@@ -29,9 +30,11 @@
 #endif
 
 #include "kernels/simd/backward-inl.h"
+#include "kernels/simd/d_keys_lanes-inl.h"
 #include "kernels/simd/d_keys_scratch-inl.h"
 #include "kernels/simd/gather-inl.h"
 #include "kernels/simd/panel-inl.h"
+#include "kernels/simd/query_notes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -157,6 +160,10 @@ class DKeys {
       beside_.queue.start(1);
       if (!call_.rotary) prepare_next();
       if (call_.rotary) turn(*keys, *queries, g, has_keys, has_queries);
+      if (has_queries) {
+        queries->finish(keys->chunk);
+        leave(keys->chunk, *queries, g);
+      }
       take(*keys, *queries, g);
       if (call_.rotary) prepare_next();
       next_queries->finite = beside_.queue.finish();
@@ -199,7 +206,8 @@ class DKeys {
          shape_.q_stride},
         call_.options.feature_map, call_.dtype);
     PackJob<T> job = gradient_job<T>(call_, unit_, head, chunk, queries.slots,
-                                     chunk.main, s_.scale, queries.r_main);
+                                     queries.scale, queries.r);
+    job.main = chunk.main;
     job.out = queries.g_main;
     job.other = queries.g_other;
     job.ratio = chunk.ratio;
@@ -217,6 +225,15 @@ class DKeys {
       turn_rows<T>(call_, keys.chunk, queries.q, rows, shape_.q_stride,
                    queries.q_turned);
     }
+  }
+
+  void leave(const Chunk<T>& chunk, const QueryRows<T>& queries, int64_t g) {
+    if (!QueryNotes<T>::kPossible || call_.query_notes == nullptr ||
+        queries.slots.real == 0)
+      return;
+    leave_notes<T>({call_, unit_, unit_.head * call_.group + g, chunk.position},
+                   queries.slots.real, chunk.size, queries.scale, queries.r,
+                   queries.q, shape_.q_stride);
   }
 
   // What the keys of a chunk learn from the later queries (at a group's first
@@ -470,6 +487,17 @@ class DKeys {
 
 template <typename T>
 struct DKeysPass {
+  // Calls run(walk) with the walk that takes the call.
+  template <class Run>
+  static void walk(const LinearCall& call, const Unit& unit, const void* state,
+                   void* scratch, const Run& run) {
+#if HWY_TARGET == HWY_AVX3
+    if constexpr (kInLanes<T>) {
+      if (!call.rotary) return run(DKeysInLanes(call, unit, state, scratch));
+    }
+#endif
+    run(DKeys<T>(call, unit, state, scratch));
+  }
   static size_t state_bytes(const LinearCall& call) {
     return static_cast<size_t>(DKeysState<T>::elements(d_keys_shape<T>(call))) *
            sizeof(T);
@@ -514,18 +542,24 @@ struct DKeysPass {
   static void accumulate(const LinearCall& call, const Unit& unit,
                          int64_t begin, int64_t end, void* state,
                          void* scratch) {
-    DKeys<T>(call, unit, state, scratch).add_queries(begin, end);
+    walk(call, unit, state, scratch,
+         [&](auto&& pass) { pass.add_queries(begin, end); });
   }
   static void read(const LinearCall& call, const Unit& unit, int64_t begin,
                    int64_t end, const void* state, void* scratch) {
-    DKeys<T>(call, unit, state, scratch).read(begin, end);
+    walk(call, unit, state, scratch,
+         [&](auto&& pass) { pass.read(begin, end); });
     hwy::FlushStream();
   }
   static void attend(const LinearCall& call, const Unit& unit, int64_t begin,
                      int64_t end, const Next& next, void* state,
                      void* scratch) {
-    DKeys<T>(call, unit, state, scratch).attend(begin, end, next);
+    walk(call, unit, state, scratch,
+         [&](auto&& pass) { pass.attend(begin, end, next); });
     hwy::FlushStream();
+  }
+  static size_t note_bytes(const LinearCall& call) {
+    return call.rotary ? 0 : QueryNotes<T>::bytes(call);
   }
   static constexpr Pass make() {
     return {true,
@@ -538,7 +572,9 @@ struct DKeysPass {
             &add_state<T, state_bytes>,
             &accumulate,
             &read,
-            &attend};
+            &attend,
+            kBackwardBlock,
+            QueryNotes<T>::kPossible ? &note_bytes : nullptr};
   }
 };
 

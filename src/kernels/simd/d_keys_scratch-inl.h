@@ -9,6 +9,7 @@
 
 #include "kernels/simd/chunk-inl.h"
 #include "kernels/simd/dot_tile-inl.h"
+#include "kernels/simd/lanes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -56,7 +57,7 @@ constexpr int64_t d_keys_chunk(int64_t dim) {
 
 template <typename T>
 Shape d_keys_shape(const LinearCall& call) {
-  return Shape::of<T>(call, d_keys_chunk(call.dim));
+  return Shape::of<T>(call, kInLanes<T> ? kGroup : d_keys_chunk(call.dim));
 }
 
 // A chunk's keys, packed: [slots][q_stride] and [slots][v_stride].
@@ -73,8 +74,16 @@ struct QueryRows {
   Slots slots;
   bool finite;
   T *q, *q_turned;
-  T *g_main, *g_other;  // times main, and ratio
-  T* r_main;            // [kMaxChunk]
+  T *g_main, *g_other;    // times main, and ratio
+  T *scale, *r, *r_main;  // [kMaxChunk]: 1 / n, r, r times main
+
+  HWY_INLINE void finish(const Chunk<T>& chunk) {
+    const Tag<T> d;
+    for (int64_t i = 0; i < chunk.size; i += kLanes<T>) {
+      hn::Store(hn::Mul(hn::Load(d, r + i), hn::LoadU(d, chunk.main + i)), d,
+                r_main + i);
+    }
+  }
 };
 
 template <typename T>
@@ -85,10 +94,13 @@ struct DKeysScratch {
                      carver.take(Angles<T>::size(call, shape.chunk))),
         long_angles(call, shape.long_chunk,
                     carver.take(Angles<T>::size(call, shape.long_chunk))) {
-    for (QueryRows<T>& r : queries) r.r_main = carver.take(kMaxChunk);
+    for (QueryRows<T>& r : queries) {
+      r.r_main = carver.take(kMaxChunk);
+      r.scale = carver.take(kMaxChunk);
+      r.r = carver.take(kMaxChunk);
+    }
     key_scores = carver.take(kScoresStride * kScoresStride);
     value_scores = carver.take(kScoresStride * kScoresStride);
-    scale = carver.take(kMaxChunk);
     ones = carver.take(kMaxChunk);
     Carver<T> counter(nullptr);
     lay_out(call, std::max(shape.slots, kMaxChunk), counter);
@@ -129,15 +141,31 @@ struct DKeysScratch {
     dk_plain = call.rotary ? carver.take(qs) : nullptr;
     dv = carver.take(vs);
   }
+  // The same for d_keys_lanes-inl.h: rows of whole groups.
+  void lay_out_lanes(const LinearCall& call, int64_t rows) {
+    Carver<T> carver(packed);
+    const int64_t qs = rows * shape.q_stride, vs = rows * shape.v_stride;
+    k_across = carver.take(qs);
+    v_across = carver.take(vs);
+    QueryRows<T>& r = queries[0];
+    r.q = carver.take(qs);
+    r.g_main = carver.take(vs);
+    r.g_other = call.cosine ? carver.take(vs) : nullptr;
+    dk_across = carver.take(qs);
+    dk = carver.take(qs);
+    dv = carver.take(vs);
+  }
 
   Shape shape;
   Angles<T> short_angles, long_angles;
   KeyRows<T> keys[2];  // at hand, and being packed
   QueryRows<T> queries[2];
-  T *dk, *dk_plain;              // [slots][q_stride]
-  T* dv;                         // [slots][v_stride]
+  T *dk, *dk_plain;        // [slots][q_stride]
+  T* dv;                   // [slots][v_stride]
+  T *k_across, *v_across;  // in lanes: [slots / kGroup][stride][kGroup]
+  T* dk_across;
   T *key_scores, *value_scores;  // rows of kScoresStride
-  T *scale, *ones;
+  T* ones;
   T* packed;
   int64_t packed_size;
 };

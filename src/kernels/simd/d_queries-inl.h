@@ -18,6 +18,7 @@
 
 #include "kernels/simd/backward-inl.h"
 #include "kernels/simd/panel-inl.h"
+#include "kernels/simd/query_notes-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -134,7 +135,7 @@ class DQueries {
         unit_, begin, end, place(shape_.long_chunk), {},
         [&](const Target& to) {
           ahead_.start(to.rows, tiles);
-          add_gradients_ahead<T>(ahead_, call_, to);
+          look_at_queries(to);
         },
         [&](int64_t at) {
           const Chunk<T> chunk = s_.long_angles.chunk(begin, end, at);
@@ -153,7 +154,7 @@ class DQueries {
         [&](const Target& to) {
           ahead_.start(to.rows, tiles);
           add_keys_ahead(ahead_, call_, to);
-          add_gradients_ahead<T>(ahead_, call_, to);
+          look_at_queries(to);
         },
         [&](int64_t at) {
           const Chunk<T> chunk = alone ? s_.short_angles.alone(begin, end)
@@ -232,7 +233,7 @@ class DQueries {
     const bool asked = queries.real != 0;
     const bool direct =
         asked && !call_.rotary &&
-        whole_rows<T>(call_.dq, queries, chunk.size, shape_.q_stride);
+        direct_rows<T>(call_.dq, queries, chunk.size, shape_.q_stride);
     for (int64_t g = 0; g < call_.group; ++g) {
       const int64_t head = unit_.head * call_.group + g;
       const bool last = g + 1 == call_.group;
@@ -240,10 +241,10 @@ class DQueries {
       if (asked) prepare_queries(chunk, queries, head, has_keys);
       if (asked || (last && updates)) {
         const Reading<T> in = reading(chunk, asked, has_keys, has_state);
-        const Writer<T> writer =
-            direct ? Writer<T>::direct(to, call_.stream)
-                   : Writer<T>::packed(s_.dq, shape_.q_stride);
-        read_and_update(chunk, in, writer, last && updates);
+        Writer<T> writer = direct ? Writer<T>::direct(to, call_.stream)
+                                  : Writer<T>::packed(s_.dq, shape_.q_stride);
+        if (direct) writer.columns = call_.dim;
+        read_and_update(chunk, head, in, writer, last && updates);
       }
       if (asked && call_.rotary) finish_turned(chunk, has_keys, has_state);
       if (queries.present != 0 && !direct) {
@@ -255,24 +256,64 @@ class DQueries {
     if (updates) update_sums(chunk);
   }
 
+  void look_at_queries(const Target& to) {
+    if (!has_notes()) return add_gradients_ahead<T>(ahead_, call_, to);
+    look_at_notes<T>(call_, to);
+    add_queries_ahead(ahead_, call_, call_.d_out, to);
+    if (reads_features()) add_queries_ahead(ahead_, call_, call_.inputs.q, to);
+  }
+  bool has_notes() const {
+    return QueryNotes<T>::kPossible && call_.query_notes != nullptr;
+  }
+  QueryNotes<T> notes_of(int64_t head, const Chunk<T>& chunk) const {
+    if (!has_notes()) return {};
+    return {call_, unit_, head, chunk.position};
+  }
+  // Whether the derivative needs the features: notes of relu hold it.
+  bool reads_features() const {
+    return !has_notes() || call_.options.feature_map == FeatureMap::kElu1;
+  }
+
   // g, r and the features of a head's queries, and their scores.
   void prepare_queries(const Chunk<T>& chunk, const Slots& queries,
                        int64_t head, bool has_keys) {
     const int64_t rows = round_up(chunk.size, 4);
-    PackJob<T> job = gradient_job<T>(call_, unit_, head, chunk, queries,
-                                     s_.ones, s_.scale, s_.r);
-    job.out = s_.g;
-    job.stride = shape_.v_stride;
-    job.pack(job, 0, rows);
-    pack_now(PackJob<T>{nullptr,
-                        query_rows(call_.inputs.q, unit_, head, chunk.position),
-                        queries.real, rows, call_.dim, s_.q, shape_.q_stride},
-             call_.options.feature_map, call_.dtype);
+    if (has_notes()) {
+      take_notes(chunk, queries, head);
+    } else {
+      PackJob<T> job =
+          gradient_job<T>(call_, unit_, head, chunk, queries, s_.scale, s_.r);
+      job.out = s_.g;
+      job.stride = shape_.v_stride;
+      job.pack(job, 0, rows);
+    }
+    if (reads_features()) {
+      pack_now(
+          PackJob<T>{nullptr,
+                     query_rows(call_.inputs.q, unit_, head, chunk.position),
+                     queries.real, rows, call_.dim, s_.q, shape_.q_stride},
+          call_.options.feature_map, call_.dtype);
+    }
     if (!has_keys) return;
     triangle_dots<T, Triangle::kLower>(
         s_.g, shape_.v_stride, s_.v, shape_.v_stride, rows, shape_.v_stride,
         chunk.ratio, call_.cosine,
         call_.normalize && !call_.rotary ? s_.r : nullptr, s_.scores);
+  }
+
+  // g and r as the pass of dk and dv had them.
+  void take_notes(const Chunk<T>& chunk, const Slots& queries, int64_t head) {
+    const int64_t rows = round_up(chunk.size, 4);
+    const QueryNotes<T> notes = notes_of(head, chunk);
+    PackJob<T> job{
+        nullptr,         query_rows(call_.d_out, unit_, head, chunk.position),
+        queries.real,    rows,
+        call_.value_dim, s_.g,
+        shape_.v_stride};
+    job.factor = notes.scale;
+    pack_now(job, FeatureMap::kIdentity, call_.dtype);
+    for (int64_t i = 0; i < rows; ++i)
+      s_.r[i] = (queries.real >> i & 1) != 0 ? notes.r[i] : T{0};
   }
 
   Reading<T> reading(const Chunk<T>& chunk, bool asked, bool has_keys,
@@ -304,17 +345,21 @@ class DQueries {
     if (call_.cosine) in.sum_other = state_.sum(1 - chunk.main_part);
   }
 
-  HWY_NOINLINE void read_and_update(const Chunk<T>& chunk, const Reading<T>& in,
+  HWY_NOINLINE void read_and_update(const Chunk<T>& chunk, int64_t head,
+                                    const Reading<T>& in,
                                     const Writer<T>& writer, bool updates) {
     const T* main = chunk.main;
     const FeatureMap map = call_.options.feature_map;
     const bool turned = call_.rotary;
+    const auto notes = notes_of(head, chunk);
     for_panels<T>(shape_.q_stride, [&](auto vectors, int64_t c0) HWY_ATTR {
       constexpr int kVectors = decltype(vectors)::value;
       read_panel<T, kVectors, Triangle::kLower>(
           in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
             tile.finish_rows(main + r);
-            if (!turned) {
+            if (QueryNotes<T>::kPossible && notes.bits != nullptr) {
+              times_bits(notes, r, c0, tile);
+            } else if (!turned) {
               times_derivative(map, s_.q + r * shape_.q_stride + c0,
                                shape_.q_stride, tile);
             }
@@ -357,6 +402,7 @@ class DQueries {
   const Shape& shape_;
   DQueriesState<T> state_;
   bool keys_finite_ = true;
+
   Ahead ahead_;
 };
 
@@ -411,7 +457,8 @@ struct DQueriesPass {
             &add_state<T, state_bytes>,
             &accumulate,
             &read,
-            &attend};
+            &attend,
+            kBackwardBlock};
   }
 };
 

@@ -30,9 +30,11 @@ struct PackJob {
   T* other = nullptr;
   const T* ratio = nullptr;
   // Rows of output gradients: their dot products with these rows, negated,
-  // where dot[r] is not 0 beforehand.
+  // where dot[r] is not 0 beforehand; after these, rows are multiplied by
+  // main[r], where given.
   Rows with{nullptr, 0, 0};
   T* dot = nullptr;
+  const T* main = nullptr;
 };
 
 // A vector of n elements, and zeros. Apart, so that its memory does not weigh

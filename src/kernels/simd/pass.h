@@ -46,6 +46,14 @@ struct Pass {
   // causal mask lets it see.
   void (*attend)(const LinearCall& call, const Unit& unit, int64_t begin,
                  int64_t end, const Next& next, void* state, void* scratch);
+
+  // Positions of a unit before the next one's turn in a causal walk: a divisor
+  // of kBlock. (Others bring no rows in ahead across the end of a block.)
+  int64_t block = kBlock;
+
+  // Of d_keys: bytes of what it can leave for d_queries (call.query_notes);
+  // nullptr: it leaves nothing.
+  size_t (*note_bytes)(const LinearCall& call) = nullptr;
 };
 
 const Pass& forward_f32(Isa isa);

@@ -13,6 +13,7 @@ class Schedule {
         k_(pass),
         executor_(executor),
         units_(units_of(call)),
+        block_(call.options.is_causal ? pass.block : kBlock),
         scratch_(executor.num_threads(), pass.scratch_bytes(call)) {}
 
   Status run() {
@@ -92,26 +93,26 @@ class Schedule {
   // The blocks of several units in turn: visit(unit, from, to, next unit (-1:
   // none), where its block begins).
   template <typename Steps, typename Visit>
-  static void side_by_side(int64_t first, int64_t last, bool from_the_end,
-                           const Steps& steps, const Visit& visit) {
+  void side_by_side(int64_t first, int64_t last, bool from_the_end,
+                    const Steps& steps, const Visit& visit) const {
     int64_t blocks = 0;
     for (int64_t u = first; u < last; ++u)
-      blocks = std::max(blocks, (steps(u) + kBlock - 1) / kBlock);
+      blocks = std::max(blocks, (steps(u) + block_ - 1) / block_);
     // The visit before is made once the one that follows it is known.
     int64_t unit = -1, start = 0;
     for (int64_t i = 0; i < blocks; ++i) {
-      const int64_t from = (from_the_end ? blocks - 1 - i : i) * kBlock;
+      const int64_t from = (from_the_end ? blocks - 1 - i : i) * block_;
       for (int64_t u = first; u < last; ++u) {
         if (from >= steps(u)) continue;
         if (unit >= 0) {
-          visit(unit, start, std::min(start + kBlock, steps(unit)), u, from);
+          visit(unit, start, std::min(start + block_, steps(unit)), u, from);
         }
         unit = u;
         start = from;
       }
     }
     if (unit >= 0)
-      visit(unit, start, std::min(start + kBlock, steps(unit)), -1, 0);
+      visit(unit, start, std::min(start + block_, steps(unit)), -1, 0);
   }
 
   // State s of a unit: what the s segments before (in the pass's direction)
@@ -138,7 +139,7 @@ class Schedule {
       // The last segment of a causal pass adds to the state as it goes.
       if (causal && s == segments_ - 1) return;
       if (causal) {
-        Walk(unit(u)).blocks(from(s), from(s) + segment_, false,
+        Walk(unit(u)).blocks(from(s), from(s) + segment_, block_, false,
                              [&](int64_t begin, int64_t end) {
                                k_.accumulate(call_, unit(u), begin, end,
                                              state(u, s + 1), scratch(thread));
@@ -182,8 +183,8 @@ class Schedule {
     if (u < 0) return {};
     const Walk walk(unit(u));
     Next next{&unit(u), 0, 0};
-    walk.blocks(from, std::min(from + kBlock, walk.size()), k_.from_the_end,
-                [&](int64_t begin, int64_t end) {
+    walk.blocks(from, std::min(from + block_, walk.size()), block_,
+                k_.from_the_end, [&](int64_t begin, int64_t end) {
                   if (next.begin == next.end) next = {&unit(u), begin, end};
                 });
     return next;
@@ -192,23 +193,23 @@ class Schedule {
   void attend(int64_t u, int64_t from, int64_t to, const Next& next,
               void* state, void* scratch) const {
     Walk(unit(u)).blocks(
-        from, to, k_.from_the_end, [&](int64_t begin, int64_t end) {
+        from, to, block_, k_.from_the_end, [&](int64_t begin, int64_t end) {
           k_.attend(call_, unit(u), begin, end, next, state, scratch);
         });
   }
   void accumulate(int64_t u, int64_t from, int64_t to, void* state,
                   void* scratch) const {
     const int64_t start = writers(u).begin;
-    for (; from < to; from += kBlock) {
+    for (; from < to; from += block_) {
       k_.accumulate(call_, unit(u), start + from,
-                    start + std::min(from + kBlock, to), state, scratch);
+                    start + std::min(from + block_, to), state, scratch);
     }
   }
   void read(int64_t u, int64_t from, int64_t to, const void* state,
             void* scratch) const {
     const int64_t start = readers(u).begin;
-    for (; from < to; from += kBlock) {
-      k_.read(call_, unit(u), start + from, start + std::min(from + kBlock, to),
+    for (; from < to; from += block_) {
+      k_.read(call_, unit(u), start + from, start + std::min(from + block_, to),
               state, scratch);
     }
   }
@@ -217,6 +218,7 @@ class Schedule {
   const Pass& k_;
   Executor& executor_;
   std::vector<Unit> units_;
+  const int64_t block_;
   Pieces scratch_;
   std::vector<char> started_;
   int64_t segment_ = 0, segments_ = 1;

@@ -51,15 +51,15 @@ struct Walk {
   // length nor segments as long as these are whole blocks. (A walk of at most
   // kMaxChunk positions may be taken otherwise: is_alone in chunk-inl.h.)
   template <typename Visit>
-  void blocks(int64_t from, int64_t to, bool from_the_end,
+  void blocks(int64_t from, int64_t to, int64_t block, bool from_the_end,
               const Visit& visit) const {
     const int64_t gap = first.size();
     if (from_the_end) {
-      for_blocks(second, from - gap, to - gap, true, visit);
-      for_blocks(first, from, to, true, visit);
+      for_blocks(second, from - gap, to - gap, block, true, visit);
+      for_blocks(first, from, to, block, true, visit);
     } else {
-      for_blocks(first, from, to, false, visit);
-      for_blocks(second, from - gap, to - gap, false, visit);
+      for_blocks(first, from, to, block, false, visit);
+      for_blocks(second, from - gap, to - gap, block, false, visit);
     }
   }
 
@@ -68,16 +68,16 @@ struct Walk {
  private:
   template <typename Visit>
   static void for_blocks(const Span& span, int64_t from, int64_t to,
-                         bool from_the_end, const Visit& visit) {
+                         int64_t block, bool from_the_end, const Visit& visit) {
     from = std::max<int64_t>(from, 0);
     to = std::min(to, span.size());
     while (from < to) {
       if (from_the_end) {
-        const int64_t begin = std::max(from, (to - 1) / kBlock * kBlock);
+        const int64_t begin = std::max(from, (to - 1) / block * block);
         visit(span.begin + begin, span.begin + to);
         to = begin;
       } else {
-        const int64_t end = std::min(to, (from / kBlock + 1) * kBlock);
+        const int64_t end = std::min(to, (from / block + 1) * block);
         visit(span.begin + from, span.begin + end);
         from = end;
       }
