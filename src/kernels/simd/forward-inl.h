@@ -457,7 +457,7 @@ class Forward {
       constexpr int kVectors = decltype(vectors)::value;
       constexpr int kApart = ForwardScratch<T>::kApart;
       read_panel<T, kVectors, Triangle::kLower,
-                 kInBlocks<T> ? Along::kBlocks : Along::kRow>(
+                 kInBlocks<T> ? Along::kBlocks : Along::kRow, true>(
           in, c0, ahead_, [&](auto& tile, int64_t r) COSFORMER_LAMBDA {
             tile.template finish_rows<kApart>(scale + r * kApart);
             writer.write(tile, r, c0);

@@ -43,14 +43,15 @@ struct Reading {
   const T *scores = nullptr, *y = nullptr;
   int64_t y_stride = 0;
   bool finite = true;  // y is: zeros of the scores add nothing
-  // So many rows, a multiple of kMaxChunk, lie before y and are read too; each
+  // kBefore: so many rows, a multiple of kMaxChunk, lie before y and are read
+  // too (known beforehand, as AVX2's other tiles lost 2% by it); each
   // kMaxChunk of them have a square of scores.
   int64_t before = 0;
   const T* squares = nullptr;
 };
 
 template <typename T, int kRows, int kVectors, Triangle kTriangle, Along kAlong,
-          class Side>
+          bool kBefore, class Side>
 HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
                           Side& side, Tile<T, kRows, kVectors>& tile) {
   constexpr int64_t kWidth = kVectors * kLanes<T>;
@@ -78,11 +79,13 @@ HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
     const int64_t first = kTriangle == Triangle::kLower ? 0 : r;
     const int64_t last = kTriangle == Triangle::kLower ? r + kRows : in.rows;
     static_assert(kAlong == Along::kRow || kTriangle == Triangle::kLower);
-    const T* scores = in.squares;
-    for (int64_t j = -in.before; j < 0; j += kMaxChunk, scores += kSquare) {
-      tile.template multiply_rows<kAlong>(scores, kScoresStride, r,
-                                          in.y + j * in.y_stride + c0,
-                                          in.y_stride, kMaxChunk);
+    if constexpr (kBefore) {
+      const T* scores = in.squares;
+      for (int64_t j = -in.before; j < 0; j += kMaxChunk, scores += kSquare) {
+        tile.template multiply_rows<kAlong>(scores, kScoresStride, r,
+                                            in.y + j * in.y_stride + c0,
+                                            in.y_stride, kMaxChunk);
+      }
     }
     tile.template multiply_rows<kAlong>(in.scores + first, kScoresStride, r,
                                         in.y + first * in.y_stride + c0,
@@ -123,23 +126,25 @@ HWY_NOINLINE void square_dots(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
 // c0. Where y is not finite rows are taken one by one, so that none touches
 // what it may not see; the order of additions stays the same.
 template <typename T, int kVectors, Triangle kTriangle,
-          Along kAlong = Along::kRow, class Side, class Finish>
+          Along kAlong = Along::kRow, bool kBefore = false, class Side,
+          class Finish>
 HWY_INLINE void read_panel(const Reading<T>& in, int64_t c0, Side& side,
                            const Finish& finish) {
   if (HWY_LIKELY(in.finite || in.scores == nullptr)) {
-    for_row_tiles<kVectors>(
-        in.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
-          Tile<T, decltype(rows)::value, kVectors> tile;
-          read_tile<T, decltype(rows)::value, kVectors, kTriangle, kAlong>(
-              in, r, c0, side, tile);
-          finish(tile, r);
-          side.tile();
-        });
+    for_row_tiles<kVectors>(in.rows, [&](auto rows,
+                                         int64_t r) COSFORMER_LAMBDA {
+      Tile<T, decltype(rows)::value, kVectors> tile;
+      read_tile<T, decltype(rows)::value, kVectors, kTriangle, kAlong, kBefore>(
+          in, r, c0, side, tile);
+      finish(tile, r);
+      side.tile();
+    });
     return;
   }
   for (int64_t r = 0; r < in.rows; ++r) {
     Tile<T, 1, kVectors> tile;
-    read_tile<T, 1, kVectors, kTriangle, kAlong>(in, r, c0, side, tile);
+    read_tile<T, 1, kVectors, kTriangle, kAlong, kBefore>(in, r, c0, side,
+                                                          tile);
     finish(tile, r);
   }
 }
