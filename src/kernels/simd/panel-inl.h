@@ -43,9 +43,8 @@ struct Reading {
   const T *scores = nullptr, *y = nullptr;
   int64_t y_stride = 0;
   bool finite = true;  // y is: zeros of the scores add nothing
-  // kBefore: so many rows, a multiple of kMaxChunk, lie before y and are read
-  // too (known beforehand, as AVX2's other tiles lost 2% by it); each
-  // kMaxChunk of them have a square of scores.
+  // kBefore (read_panel): so many rows, a multiple of kMaxChunk, lie before y
+  // and are read too; each kMaxChunk of them have a square of scores.
   int64_t before = 0;
   const T* squares = nullptr;
 };
