@@ -135,6 +135,32 @@ TEST_F(LinearGrid, ShortCausalWalksMatchReference) {
   check_all(points);
 }
 
+// Causal walks in pairs of several chunks, up to where a state takes over
+// (192 tokens at head_dim 64 with the cosine, 96 without; fewer with groups).
+TEST_F(LinearGrid, CausalWalksInPairsMatchReference) {
+  if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();
+  std::vector<Point> points;
+  for (const char* text :
+       {"cosine=far kv_heads=2", "cosine=exact", "feature_map=elu1",
+        "cosine=far group=3", "cosine=far dtype=bfloat16",
+        "cosine=far mask=holes batch=2", "cosine=far dtype=float64",
+        "cosine=far mask=query-only dtype=float16", "cosine=far normalized=0",
+        "cosine=far packing=many", "cosine=far starts=rows batch=3",
+        "cosine=far starts=bottom-right", "cosine=far state=out",
+        "cosine=far rotary=half"}) {
+    for (int64_t len : {80, 96, 97, 127, 128, 161, 192, 193}) {
+      auto point = testing::parse_point(text);
+      ASSERT_TRUE(point.has_value()) << text;
+      point->q_len = point->kv_len = len;
+      point->head_dim = 64;
+      point->value_dim = len % 2 == 0 ? 64 : 72;
+      point->causal = true;
+      points.push_back(*point);
+    }
+  }
+  check_all(thinned(points));
+}
+
 // Few heads and many tokens: the sequence itself is cut and shared.
 TEST_F(LinearGrid, LongSequencesMatchReference) {
   if (std::getenv("COSFORMER_POINT") != nullptr) GTEST_SKIP();

@@ -45,6 +45,9 @@ const char* const kKinds[] = {
     "feature_map=relu cosine=exact dtype=bfloat16",
 };
 
+// With these, 150 positions with the cosine are taken in pairs.
+const char* const kWide = "head_dim=64 value_dim=64";
+
 // Runs the body for each kind on each instruction set.
 void for_all(const std::string& sizes,
              const std::function<void(const Problem&)>& body) {
@@ -173,8 +176,9 @@ TEST(LinearVisibility, MaskedNanLeaksIntoNoStateAndNoGradient) {
 }
 
 TEST(LinearVisibility, ChangingTheFutureChangesNoBitOfThePast) {
-  for (int64_t when : {1, 5, 63, 64, 77, 140}) {
-    for_all("causal=1 q_len=150 kv_len=150 kv_heads=2 head_dim=24 value_dim=24",
+  for (int64_t when : {1, 5, 63, 64, 77, 130, 140}) {
+    for_all(str_cat("causal=1 q_len=150 kv_len=150 kv_heads=2 ",
+                    when % 2 != 0 ? "head_dim=24 value_dim=24" : kWide),
             [when](const Problem& p) {
               const Outputs before = run_all(p);
               for (double value : kStrange) {
@@ -226,7 +230,8 @@ TEST(LinearVisibility, QueriesThatDoNotSeeAKeyChangeNoBitOfItsGradient) {
 
 TEST(LinearVisibility, VisibleNanReachesExactlyTheRowsThatSeeIt) {
   for (int64_t at : {0, 1, 40, 63, 64, 99}) {
-    for_all("causal=1 q_len=100 kv_len=100 head_dim=24 value_dim=8",
+    for_all(str_cat("causal=1 q_len=100 kv_len=100 ",
+                    at % 2 == 0 ? kWide : "head_dim=24 value_dim=8"),
             [at](const Problem& p) {
               const Outputs clean = run_all(p);
               for (Tensor Problem::* x : {&Problem::k, &Problem::v}) {

@@ -242,9 +242,9 @@ Chunk<T> Angles<T>::chunk(int64_t begin, int64_t end, int64_t position) {
 }
 
 template <typename T>
-Chunk<T> Angles<T>::alone(int64_t begin, int64_t end) {
+Chunk<T> Angles<T>::alone(int64_t begin, int64_t end, int64_t longest) {
   if (call_.cosine) {
-    const int64_t reach = std::min(call_.options.reweight_len, kMaxChunk);
+    const int64_t reach = std::min(call_.options.reweight_len, longest);
     fill_cosine(begin, end, begin + reach / 2, end - begin);
   }
   return {begin, end - begin, part_[0], main_, ratio_, nullptr, nullptr};

@@ -114,6 +114,12 @@ struct Chunk {
   const T* ratio;
   const T* rotary_cos;  // [size][dim / 2]
   const T* rotary_sin;
+
+  // A part of a chunk without rotary angles.
+  Chunk part(int64_t at, int64_t count) const {
+    const int64_t skip = at - position;
+    return {at, count, main_part, main + skip, ratio + skip, nullptr, nullptr};
+  }
 };
 
 // The angles of a block of positions, kept for the heads that follow.
@@ -131,10 +137,11 @@ class Angles {
   Chunk<T> chunk(int64_t begin, int64_t end, int64_t position);
 
   // All of [begin, end) as a chunk that shares no state with another: at most
-  // kMaxChunk positions and, with the cosine, at most M; not for rotary calls.
-  // Its angles are counted from the middle of the longest such chunk, so that
-  // none passes pi / 4, and a row's bits do not depend on how many follow.
-  Chunk<T> alone(int64_t begin, int64_t end);
+  // `longest` positions (up to kBlock) and, with the cosine, at most M; not for
+  // rotary calls. Its angles are counted from the middle of the longest such
+  // chunk, so that none passes pi / 4, and a row's bits do not depend on how
+  // many follow.
+  Chunk<T> alone(int64_t begin, int64_t end, int64_t longest = kMaxChunk);
 
  private:
   void fill_cosine(int64_t begin, int64_t end, int64_t origin, int64_t chunk);

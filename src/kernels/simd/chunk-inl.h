@@ -98,8 +98,8 @@ inline Rows query_rows(const ConstView4& view, const Unit& unit, int64_t head,
 // than a state would: 2 d operations a pair and product, half of them visible,
 // against 4 d (d + 1) a token to read a state and as much to add to it.
 inline bool is_alone(const LinearCall& call, const Unit& unit, int64_t begin,
-                     int64_t end) {
-  return end - begin <= kMaxChunk && !call.rotary &&
+                     int64_t end, int64_t longest = kMaxChunk) {
+  return end - begin <= longest && !call.rotary &&
          (!call.cosine || end - begin <= call.options.reweight_len) &&
          begin <= std::min(unit.row.q_start, unit.row.kv_start) &&
          end >= std::max(unit.q_end(), unit.kv_end());

@@ -25,6 +25,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
 
+// Elements of the scores of a chunk with kMaxChunk rows.
+inline constexpr int64_t kSquare = kScoresStride * kScoresStride;
+
 // What the rows of a chunk read.
 template <typename T>
 struct Reading {
@@ -40,10 +43,14 @@ struct Reading {
   const T *scores = nullptr, *y = nullptr;
   int64_t y_stride = 0;
   bool finite = true;  // y is: zeros of the scores add nothing
+  // kBefore (read_panel): so many rows, a multiple of kMaxChunk, lie before y
+  // and are read too; each kMaxChunk of them have a square of scores.
+  int64_t before = 0;
+  const T* squares = nullptr;
 };
 
 template <typename T, int kRows, int kVectors, Triangle kTriangle, Along kAlong,
-          class Side>
+          bool kBefore, class Side>
 HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
                           Side& side, Tile<T, kRows, kVectors>& tile) {
   constexpr int64_t kWidth = kVectors * kLanes<T>;
@@ -71,9 +78,46 @@ HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
     const int64_t first = kTriangle == Triangle::kLower ? 0 : r;
     const int64_t last = kTriangle == Triangle::kLower ? r + kRows : in.rows;
     static_assert(kAlong == Along::kRow || kTriangle == Triangle::kLower);
+    if constexpr (kBefore) {
+      const T* scores = in.squares;
+      for (int64_t j = -in.before; j < 0; j += kMaxChunk, scores += kSquare) {
+        tile.template multiply_rows<kAlong>(scores, kScoresStride, r,
+                                            in.y + j * in.y_stride + c0,
+                                            in.y_stride, kMaxChunk);
+      }
+    }
     tile.template multiply_rows<kAlong>(in.scores + first, kScoresStride, r,
                                         in.y + first * in.y_stride + c0,
                                         in.y_stride, last - first);
+  }
+}
+
+// scores[i][j] = (a_i . b_j) (1 + ratio_i ratio_{first + j}) of kMaxChunk rows
+// of b, whose ratios begin so far from those of a; ratio nullptr: no factor.
+template <typename T>
+HWY_NOINLINE void square_dots(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b,
+                              int64_t stride, int64_t rows,
+                              const T* HWY_RESTRICT ratio, int64_t first,
+                              T* HWY_RESTRICT scores) {
+  const hn::CappedTag<T, 4> d4;
+  const auto one = hn::Set(d4, T{1});
+  for (int64_t j = 0; j < kMaxChunk; j += kDotColumns) {
+    for (int64_t i = 0; i < rows; i += kDotRows) {
+      DotTile<T> tile;
+      tile.zero();
+      tile.multiply(a + i * stride, stride, b + j * stride, stride, stride);
+      T* HWY_RESTRICT to = scores + i * kScoresStride + j;
+      tile.store(to, kScoresStride);
+      if (ratio == nullptr) continue;
+      for (int64_t r = 0; r < kDotRows; ++r, to += kScoresStride) {
+        const auto ratio_i = hn::Set(d4, ratio[i + r]);
+        for (int64_t c = 0; c < kDotColumns; c += hn::MaxLanes(d4)) {
+          const auto factor =
+              hn::MulAdd(ratio_i, hn::LoadU(d4, ratio + first + j + c), one);
+          hn::Store(hn::Mul(hn::Load(d4, to + c), factor), d4, to + c);
+        }
+      }
+    }
   }
 }
 
@@ -81,23 +125,25 @@ HWY_INLINE void read_tile(const Reading<T>& in, int64_t r, int64_t c0,
 // c0. Where y is not finite rows are taken one by one, so that none touches
 // what it may not see; the order of additions stays the same.
 template <typename T, int kVectors, Triangle kTriangle,
-          Along kAlong = Along::kRow, class Side, class Finish>
+          Along kAlong = Along::kRow, bool kBefore = false, class Side,
+          class Finish>
 HWY_INLINE void read_panel(const Reading<T>& in, int64_t c0, Side& side,
                            const Finish& finish) {
   if (HWY_LIKELY(in.finite || in.scores == nullptr)) {
-    for_row_tiles<kVectors>(
-        in.rows, [&](auto rows, int64_t r) COSFORMER_LAMBDA {
-          Tile<T, decltype(rows)::value, kVectors> tile;
-          read_tile<T, decltype(rows)::value, kVectors, kTriangle, kAlong>(
-              in, r, c0, side, tile);
-          finish(tile, r);
-          side.tile();
-        });
+    for_row_tiles<kVectors>(in.rows, [&](auto rows,
+                                         int64_t r) COSFORMER_LAMBDA {
+      Tile<T, decltype(rows)::value, kVectors> tile;
+      read_tile<T, decltype(rows)::value, kVectors, kTriangle, kAlong, kBefore>(
+          in, r, c0, side, tile);
+      finish(tile, r);
+      side.tile();
+    });
     return;
   }
   for (int64_t r = 0; r < in.rows; ++r) {
     Tile<T, 1, kVectors> tile;
-    read_tile<T, 1, kVectors, kTriangle, kAlong>(in, r, c0, side, tile);
+    read_tile<T, 1, kVectors, kTriangle, kAlong, kBefore>(in, r, c0, side,
+                                                          tile);
     finish(tile, r);
   }
 }
@@ -235,18 +281,30 @@ HWY_NOINLINE void add_to_sums(const T* HWY_RESTRICT x, int64_t stride,
 
 // out[r] = x_r . (sum_main + ratio_r sum_other) + scores_r . main, what is
 // nullptr left out; rows a multiple of 4. x may be read for sums only where
-// sum_main is given.
+// sum_main is given. before, squares: as in Reading, beside main.
 template <typename T>
 HWY_NOINLINE void read_sums(const T* HWY_RESTRICT x, int64_t stride,
                             int64_t rows, const T* HWY_RESTRICT ratio,
                             const T* HWY_RESTRICT sum_main,
                             const T* HWY_RESTRICT sum_other,
                             const T* HWY_RESTRICT scores,
-                            const T* HWY_RESTRICT main, T* HWY_RESTRICT out) {
+                            const T* HWY_RESTRICT main, T* HWY_RESTRICT out,
+                            int64_t before = 0,
+                            const T* HWY_RESTRICT squares = nullptr) {
   const Tag<T> d;
   constexpr int64_t kLane = kLanes<T>;
   for (int64_t r = 0; r < rows; r += 4) {
     Vec<T> acc[4], t[4];
+    const auto weigh = [&](const T* HWY_RESTRICT row, const T* HWY_RESTRICT y,
+                           int64_t count) COSFORMER_LAMBDA {
+      for (int64_t j = 0; j < count; j += kLane) {
+        const Vec<T> m = hn::LoadU(d, y + j);
+        unroll<4>([&](auto i) COSFORMER_LAMBDA {
+          acc[i] =
+              hn::MulAdd(hn::Load(d, row + i * kScoresStride + j), m, acc[i]);
+        });
+      }
+    };
     unroll<4>([&](auto i) COSFORMER_LAMBDA {
       acc[i] = hn::Zero(d);
       t[i] = hn::Set(d, ratio[r + i]);
@@ -263,13 +321,10 @@ HWY_NOINLINE void read_sums(const T* HWY_RESTRICT x, int64_t stride,
       }
     }
     if (scores != nullptr) {
-      for (int64_t j = 0; j < r + 4; j += kLane) {
-        const Vec<T> m = hn::LoadU(d, main + j);
-        unroll<4>([&](auto i) COSFORMER_LAMBDA {
-          acc[i] = hn::MulAdd(hn::Load(d, scores + (r + i) * kScoresStride + j),
-                              m, acc[i]);
-        });
-      }
+      const T* row = squares + r * kScoresStride;
+      for (int64_t j = -before; j < 0; j += kMaxChunk, row += kSquare)
+        weigh(row, main + j, kMaxChunk);
+      weigh(scores + r * kScoresStride, main, r + 4);
     }
     store_sums<T>(acc, out + r);
   }

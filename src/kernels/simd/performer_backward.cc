@@ -74,8 +74,12 @@ class PerformerBackward : public PerformerWalk<T> {
     queries_pass_.load_state(s_.piece, inside_, s_.state[0]);
     keys_pass_.load_state(s_.piece, inside_, s_.state[1]);
   }
+  // step: one of steps().
   void take(const Step& step) {
     const int64_t b = step.begin, e = step.end;
+    const Step& later = &step == &steps_.back() ? step : *(&step + 1);
+    this->look_ahead(later.begin, &later == &step ? 0 : later.end - later.begin,
+                     gradients_.out, gradients_.d_out);
     switch (step.kind) {
       case Step::kForward:
         std::copy_n(s_.maxima, call_.features, before(block_++));

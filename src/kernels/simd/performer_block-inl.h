@@ -29,6 +29,8 @@
 #define COSFORMER_SRC_KERNELS_SIMD_PERFORMER_BLOCK_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -97,14 +99,15 @@ struct PerformerBlock {
 
   static void project(const Features& f, DType dtype, const void* data,
                       int64_t first, int64_t stride, uint64_t real, int64_t n,
-                      bool keys, double limit, const PerformerAhead next[2],
+                      bool keys, double limit,
+                      const PerformerAhead next[kPerformerAhead],
                       const Work& work, Logs& to) {
     const int64_t rows = round_up(n, 4), width = padded(f.dim);
     // Rows that only fill up the last tile are not there to read.
     const uint64_t there = n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0};
     pack_rows<T>(FeatureMap::kIdentity, dtype, Rows{data, first, stride},
                  real & there, rows, f.dim, work.rows, width);
-    transpose<T>(work.rows, width, rows, f.dim, work.x, kColumns);
+    transpose_vectors<T>(work.rows, width, rows, f.dim, work.x, kColumns);
     // What fills up the last vector is multiplied too: memory left by others
     // may hold numbers that cost hundreds of cycles each.
     const int64_t filled = std::min(kColumns, round_up(rows, kLane));
@@ -113,7 +116,7 @@ struct PerformerBlock {
                 T{0});
     Ahead ahead;
     ahead.start(next[0].rows, f.rows() / rows_for(kMaxVectors) + 1);
-    for (int i = 0; i < 2 && next[i].rows > 0; ++i) {
+    for (int i = 0; i < kPerformerAhead && next[i].rows > 0; ++i) {
       ahead.add(reinterpret_cast<uintptr_t>(next[i].data), next[i].row_bytes,
                 next[i].bytes);
     }
@@ -164,6 +167,12 @@ struct PerformerBlock {
     const Tag<T> d;
     const Panels<T> kv = panels(f, state);
     for (int64_t i = 0; i < f.count; ++i) {
+      // Most stay as they are.
+      while (i + kLane <= f.count &&
+             hn::AllTrue(d, hn::Eq(hn::LoadU(d, before + i),
+                                   hn::LoadU(d, state.maxima + i))))
+        i += kLane;
+      if (i >= f.count) return;
       if (before[i] == state.maxima[i]) continue;
       const T factor =
           static_cast<T>(std::exp(static_cast<double>(before[i]) -
@@ -208,8 +217,8 @@ struct PerformerBlock {
           form<false>(logs, f0, rows, begin + j, columns, maxima, nullptr,
                       nullptr, nullptr, work.queries);
         }
-        transpose<T>(work.queries, kPiece, round_up(rows, 4), columns,
-                     out + j * out_stride + f0, out_stride);
+        transpose_vectors<T>(work.queries, kPiece, round_up(rows, 4), columns,
+                             out + j * out_stride + f0, out_stride);
       }
     }
   }
@@ -267,7 +276,7 @@ struct PerformerBlock {
 
   static void write(DType dtype, const T* out, const T* scale, uint64_t written,
                     uint64_t live, int64_t value_dim, void* data, int64_t first,
-                    int64_t stride) {
+                    int64_t stride, bool stream) {
     // Half a word at a time: rows are shifted out of it.
     constexpr int64_t kHalf = kColumns / 2;
     constexpr uint64_t kLow = (uint64_t{1} << kHalf) - 1;
@@ -275,8 +284,9 @@ struct PerformerBlock {
     for (int64_t r = 0; r < kColumns; r += kHalf) {
       write_rows<T>(dtype, out + r * v_stride, v_stride, scale + r,
                     written >> r & kLow, live >> r & kLow, value_dim,
-                    Rows{data, first + r, stride}, false);
+                    Rows{data, first + r, stride}, stream);
     }
+    if (stream) hwy::FlushStream();
   }
 
   static constexpr PerformerBlockKernels<T> make() {
@@ -415,6 +425,7 @@ struct PerformerBlock {
       const L* row = logs + i * kColumns;
       const L most = row_maximum<L>(row, from, to, static_cast<L>(maxima[i]));
       work.risen[i] = rounded_up<L>(most);
+      if (most == static_cast<L>(maxima[i])) continue;
       const double limit = bound + base(i);
       if (!(static_cast<double>(most) > limit)) continue;
       for (int64_t j = first + 1; j < end; ++j)

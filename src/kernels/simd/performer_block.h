@@ -45,11 +45,13 @@ struct PerformerSums {
   T* sum;     // [rows]
 };
 
-// Rows of the next block, which `project` brings into the cache on the way.
+// Rows of the next block, which `project` brings into the cache on the way: of
+// several tensors, the first of which has rows if any has.
 struct PerformerAhead {
   const void* data = nullptr;
   int64_t row_bytes = 0, bytes = 0, rows = 0;
 };
+inline constexpr int kPerformerAhead = 3;
 
 // Memory of a thread for these kernels.
 template <typename T>
@@ -97,7 +99,8 @@ struct PerformerBlockKernels {
   // is taken for.
   void (*project)(const PerformerFeatures<T>& f, DType dtype, const void* data,
                   int64_t first, int64_t stride, uint64_t real, int64_t n,
-                  bool keys, double limit, const PerformerAhead ahead[2],
+                  bool keys, double limit,
+                  const PerformerAhead ahead[kPerformerAhead],
                   const PerformerWork<T>& work, PerformerLogs<T>& to);
   // Rows of values; whether they are finite.
   bool (*load_values)(DType dtype, const void* data, int64_t first,
@@ -128,10 +131,10 @@ struct PerformerBlockKernels {
   void (*attend)(const PerformerFeatures<T>& f, const PerformerPiece<T>& piece,
                  const PerformerWork<T>& work, const PerformerSums<T>& state);
   // Rows of out times scale, into the rows of `written`; zeros where `live` is
-  // 0.
+  // 0. stream: past the caches.
   void (*write)(DType dtype, const T* out, const T* scale, uint64_t written,
                 uint64_t live, int64_t value_dim, void* data, int64_t first,
-                int64_t stride);
+                int64_t stride, bool stream);
 };
 
 // Sizes of a thread's work, and pieces of its memory.

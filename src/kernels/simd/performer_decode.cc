@@ -74,7 +74,7 @@ class PerformerStep {
   template <typename Use>
   void for_heads(const ConstView4& view, int64_t r, int64_t heads, bool keys,
                  double limit, const Use& use) {
-    const PerformerAhead none[2];
+    const PerformerAhead none[kPerformerAhead];
     const char* data =
         static_cast<const char*>(view.data) +
         r * view.stride[0] * static_cast<int64_t>(size_of(view.dtype));

@@ -48,6 +48,14 @@ class Blocks {
   Span first_, second_;
 };
 
+// Such outputs are written past the caches.
+bool too_large_for_cache(const ConstView4& out) {
+  constexpr int64_t kBytes = 1 << 20;
+  return out.size[0] * out.size[1] * out.size[2] * out.size[3] *
+             static_cast<int64_t>(size_of(out.dtype)) >=
+         kBytes;
+}
+
 // What a block's queries got, before it is divided by their sums: of each head
 // of the group [kPerformerRows][value_stride], and [kPerformerBlock].
 template <typename T>
@@ -207,7 +215,7 @@ class UnitForward : public PerformerPlace<T> {
                query_bits_.present, query_bits_.real, features_.value_dim,
                const_cast<char*>(
                    this->head_of(out, unit_.row.batch, this->first_head() + g)),
-               this->first_query(), out.stride[1]);
+               this->first_query(), out.stride[1], too_large_for_cache(out));
       if (outputs_.log_denominator != nullptr)
         write_logarithms(g, sums, answers.top + g * kPerformerBlock);
     }
@@ -226,7 +234,7 @@ class UnitForward : public PerformerPlace<T> {
     const ConstView4 &k = call_.inputs.call.k, &v = call_.inputs.call.v;
     const char* keys = this->head_of(k, unit_.row.batch, unit_.head);
     const char* values = this->head_of(v, unit_.row.batch, unit_.head);
-    PerformerAhead later[2];
+    PerformerAhead later[kPerformerAhead];
     if (next.block.keys) {
       const int64_t first = next.unit->key_at(next.block.begin);
       const int64_t rows = next.block.end - next.block.begin;
@@ -250,7 +258,7 @@ class UnitForward : public PerformerPlace<T> {
     for (int64_t g = 0; g < call_.whole.group; ++g) {
       const char* head =
           this->head_of(q, unit_.row.batch, this->first_head() + g);
-      PerformerAhead later[2];
+      PerformerAhead later[kPerformerAhead];
       if (next.block.queries) {
         later[0] = ahead(q,
                          this->head_of(q, next.unit->unit_.row.batch,

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 
+#include "kernels/simd/dot_tile-inl.h"
+#include "kernels/simd/pack-inl.h"
 #include "kernels/simd/performer_block.h"
 #include "kernels/simd/state-inl.h"
 #include "kernels/simd/tile-inl.h"
@@ -55,6 +57,63 @@ HWY_INLINE void multiply_pinned(AnyTile& tile, const T* HWY_RESTRICT a,
     b += 4 * b_stride;
   }
   tile.template multiply<kAlong>(a, a_stride, b, b_stride, depth - k);
+}
+
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+// Of rows that lie `stride` apart, as many as a vector has quarters: four
+// elements of each. Blends of broadcast loads, where shuffles have one port.
+HWY_INLINE Vec<float> load_quarters(const float* HWY_RESTRICT in,
+                                    int64_t stride) {
+  const Tag<float> d;
+  const auto quarter = [&](int64_t i) COSFORMER_LAMBDA {
+    return hn::LoadDup128(d, in + i * stride);
+  };
+  if constexpr (kLanes<float> == 8) {
+    return hn::ConcatUpperLower(d, quarter(1), quarter(0));
+  } else {
+    return hn::ConcatUpperLower(d, hn::OddEvenBlocks(quarter(3), quarter(2)),
+                                hn::OddEvenBlocks(quarter(1), quarter(0)));
+  }
+}
+#endif
+
+// As transpose, whole vectors of rows at a time.
+template <typename T>
+HWY_NOINLINE void transpose_vectors(const T* HWY_RESTRICT in, int64_t in_stride,
+                                    int64_t rows, int64_t columns,
+                                    T* HWY_RESTRICT out, int64_t out_stride) {
+  int64_t r = 0;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  if constexpr (sizeof(T) == 4) {
+    const Tag<T> d;
+    const hn::Repartition<double, Tag<T>> dd;
+    for (; r + kLanes<T> <= rows; r += kLanes<T>) {
+      for (int64_t c = 0; c < columns; c += 4) {
+        const T* from = in + r * in_stride + c;
+        T* to = out + c * out_stride + r;
+        Vec<T> x[4];
+        unroll<4>([&](auto i) COSFORMER_LAMBDA {
+          x[i] = load_quarters(from + i * in_stride, 4 * in_stride);
+        });
+        const auto y0 = hn::BitCast(dd, hn::InterleaveLower(d, x[0], x[1]));
+        const auto y1 = hn::BitCast(dd, hn::InterleaveLower(d, x[2], x[3]));
+        const auto y2 = hn::BitCast(dd, hn::InterleaveUpper(d, x[0], x[1]));
+        const auto y3 = hn::BitCast(dd, hn::InterleaveUpper(d, x[2], x[3]));
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dd, y0, y1)), d, to);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dd, y0, y1)), d,
+                   to + out_stride);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dd, y2, y3)), d,
+                   to + 2 * out_stride);
+        hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dd, y2, y3)), d,
+                   to + 3 * out_stride);
+      }
+    }
+  }
+#endif
+  if (r < rows) {
+    transpose<T>(in + r * in_stride, in_stride, rows - r, columns, out + r,
+                 out_stride);
+  }
 }
 
 template <typename T>
@@ -137,12 +196,21 @@ struct PerformerProducts {
             tile.add_to(kv.panel(c0) + (f0 + r) * kWidth, kWidth);
           });
     });
+    // Four rows at a time: their lanes are added up together.
     const Tag<T> d;
-    for (int64_t i = 0; i < depth; ++i) {
-      Vec<T> lanes = hn::Zero(d);
-      for (int64_t j = 0; j < n; j += kLane)
-        lanes = hn::Add(lanes, hn::Load(d, keys + i * kPiece + j));
-      sum[f0 + i] += hn::GetLane(hn::SumOfLanes(d, lanes));
+    for (int64_t i = 0; i < depth; i += 4) {
+      Vec<T> lanes[4];
+      unroll<4>([&](auto r) COSFORMER_LAMBDA { lanes[r] = hn::Zero(d); });
+      for (int64_t j = 0; j < n; j += kLane) {
+        unroll<4>([&](auto r) COSFORMER_LAMBDA {
+          lanes[r] =
+              hn::Add(lanes[r], hn::Load(d, keys + (i + r) * kPiece + j));
+        });
+      }
+      HWY_ALIGN T more[4];
+      store_sums<T>(lanes, more);
+      for (int64_t r = 0; r < std::min<int64_t>(4, depth - i); ++r)
+        sum[f0 + i + r] += more[r];
     }
   }
 

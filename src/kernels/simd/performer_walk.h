@@ -129,6 +129,8 @@ class PerformerWalk : public PerformerPlace<T> {
             ? nullptr
             : in.query_mask + unit.row.batch * in.query_mask_stride;
     piece.inputs.state = call.inputs.state.sums;
+    queries_ahead_.resize(
+        static_cast<size_t>(call.whole.group * kPerformerAhead));
   }
 
  protected:
@@ -224,7 +226,7 @@ class PerformerWalk : public PerformerPlace<T> {
     const ConstView4& k = call_.inputs.call.k;
     b_.project(call_.all, dtype_, head_of(k, unit_.row.batch, unit_.head),
                first_key(), k.stride[1], key_bits_.real, n_, true, kNarrow,
-               ahead_, s_.work, s_.key_logs);
+               keys_ahead_, s_.work, s_.key_logs);
   }
   // As the forward did, where it can be known.
   void project_queries(int64_t g) {
@@ -233,7 +235,8 @@ class PerformerWalk : public PerformerPlace<T> {
                       are_large(s_.maxima, call_.features);
     b_.project(call_.all, dtype_, head_of(q, unit_.row.batch, first_head() + g),
                first_query(), q.stride[1], query_bits_.real, n_, false,
-               wide ? -1 : kNarrow, ahead_, s_.work, s_.query_logs);
+               wide ? -1 : kNarrow, queries_ahead_.data() + g * kPerformerAhead,
+               s_.work, s_.query_logs);
   }
   void pack_queries(int64_t g) {
     const ConstView4& q = call_.inputs.call.q;
@@ -303,6 +306,30 @@ class PerformerWalk : public PerformerPlace<T> {
     std::copy_n(maxima_of(pieces_ - 1), call_.features, s_.maxima);
   }
 
+  // While a block is projected, so many rows of the caller's tensors from
+  // position `begin` on come into the cache.
+  void look_ahead(int64_t begin, int64_t rows, const ConstView4& out,
+                  const ConstView4& d_out) {
+    const auto set = [&](PerformerAhead& to, const ConstView4& view,
+                         int64_t head, int64_t first) {
+      const int64_t size = static_cast<int64_t>(size_of(view.dtype));
+      to = {};
+      if (view.data == nullptr || rows == 0) return;
+      to = {view_at(view, head, first).data, view.stride[1] * size,
+            view.size[3] * size, rows};
+    };
+    const LinearAttentionInputs& in = call_.inputs.call;
+    set(keys_ahead_[0], in.k, unit_.head, this->key_at(begin));
+    set(keys_ahead_[1], in.v, unit_.head, this->key_at(begin));
+    for (int64_t g = 0; g < call_.whole.group; ++g) {
+      PerformerAhead* to = queries_ahead_.data() + g * kPerformerAhead;
+      const int64_t head = first_head() + g, first = this->query_at(begin);
+      set(to[0], in.q, head, first);
+      set(to[1], d_out, head, first);
+      set(to[2], out, head, first);
+    }
+  }
+
   const PerformerKernels<T>& k_;
   const PerformerBlockKernels<T>& b_;
   PerformerScratch<T>& s_;
@@ -312,7 +339,8 @@ class PerformerWalk : public PerformerPlace<T> {
   int64_t ends_[kPerformerBlock + 1] = {};
 
  private:
-  static constexpr PerformerAhead ahead_[2] = {};
+  PerformerAhead keys_ahead_[kPerformerAhead];
+  std::vector<PerformerAhead> queries_ahead_;  // as many of each head
 };
 
 // Calls run(unit, its index, scratch) for every unit of a call: a task each, so

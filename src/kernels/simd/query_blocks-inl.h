@@ -18,6 +18,7 @@
 
 #include "kernels/simd/dot_tile-inl.h"
 #include "kernels/simd/pack_queue-inl.h"
+#include "kernels/simd/panel-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace cosformer::simd::HWY_NAMESPACE {
@@ -40,6 +41,10 @@ struct BlockScores {
   const float* k = nullptr;  // [rows][k_stride]
   int64_t k_stride = 0;
   float* scores = nullptr;  // blocks of rows of kScoresStride
+  // So many keys, a multiple of kMaxChunk, lie before k, main and ratio and
+  // are seen too: each kMaxChunk of them make a square of scores.
+  int64_t before = 0;
+  float* squares = nullptr;
   // Denominators, where normalize is set.
   bool normalize = false;
   float eps = 0;
@@ -201,10 +206,11 @@ struct QueryBlocks {
   }
 
   // The scores of block i with the keys from `column` on; diagonal: the keys at
-  // the block's own positions.
+  // the block's own positions. to: the first block's scores with the keys from
+  // 0 on.
   template <bool kDiagonal>
-  HWY_INLINE void finish(const BlockScores& in, int64_t row, int i,
-                         int64_t column, const Vec<float>* products) {
+  HWY_INLINE void finish(const BlockScores& in, int i, int64_t column,
+                         const Vec<float>* products, float* HWY_RESTRICT to) {
     const Tag<float> d;
     Vec<float> x = sum_quarters(products);
     if constexpr (kCosine) {
@@ -216,9 +222,7 @@ struct QueryBlocks {
       constexpr uint16_t kLower = 0xF731;  // j <= i, a bit each
       x = Vec<float>{_mm512_maskz_mov_ps(kLower, x.raw)};
     }
-    hn::Store(x, d,
-              in.scores + (row + i * kBlockRows) * kScoresStride +
-                  column * kBlockRows);
+    hn::Store(x, d, to + i * kBlockRows * kScoresStride + column * kBlockRows);
     sum[i] = hn::MulAdd(x, hn::LoadDup128(d, in.main + column), sum[i]);
   }
   // Of block i: products with the sums of the state.
@@ -255,16 +259,25 @@ HWY_INLINE void score_blocks(const BlockScores& in, int64_t row) {
   const Tag<float> d;
   Blocks blocks(in, row);
   const float* q = in.q + row * in.q_stride;
-  int64_t column = 0;
-  for (; column < row; column += 8) {
-    V acc[kQueries * 8];
-    block_dots<kQueries, 8>(q, in.q_stride, in.k + column * in.k_stride,
-                            in.k_stride, in.q_stride, acc);
-    unroll<kQueries>([&](auto i) COSFORMER_LAMBDA {
-      blocks.template finish<false>(in, row, i, column, acc + i * 8);
-      blocks.template finish<false>(in, row, i, column + 4, acc + i * 8 + 4);
-    });
-  }
+  // Keys from `from` to `column`.
+  const auto whole = [&](int64_t from, int64_t column,
+                         float* to) COSFORMER_LAMBDA {
+    for (int64_t j = from; j < column; j += 8) {
+      V acc[kQueries * 8];
+      block_dots<kQueries, 8>(q, in.q_stride, in.k + j * in.k_stride,
+                              in.k_stride, in.q_stride, acc);
+      unroll<kQueries>([&](auto i) COSFORMER_LAMBDA {
+        blocks.template finish<false>(in, i, j, acc + i * 8, to);
+        blocks.template finish<false>(in, i, j + 4, acc + i * 8 + 4, to);
+      });
+    }
+  };
+  float* to = in.squares + row * kScoresStride;
+  for (int64_t j = -in.before; j < 0; j += kMaxChunk, to += kSquare)
+    whole(j, j + kMaxChunk, to - j * kBlockRows);
+  to = in.scores + row * kScoresStride;
+  whole(0, row, to);
+  const int64_t column = row;
   V own[kQueries * 4], last[4], state[kQueries * kSums];
   for (V& x : own) x = hn::Zero(d);
   for (V& x : last) x = hn::Zero(d);
@@ -296,10 +309,10 @@ HWY_INLINE void score_blocks(const BlockScores& in, int64_t row) {
       });
     });
   }
-  blocks.template finish<true>(in, row, 0, column, own);
+  blocks.template finish<true>(in, 0, column, own, to);
   if constexpr (kQueries == 2) {
-    blocks.template finish<false>(in, row, 1, column, own + 4);
-    blocks.template finish<true>(in, row, 1, column + 4, last);
+    blocks.template finish<false>(in, 1, column, own + 4, to);
+    blocks.template finish<true>(in, 1, column + 4, last, to);
   }
   unroll<kQueries>(
       [&](auto i) COSFORMER_LAMBDA { blocks.add_state(i, state + i * kSums); });

@@ -48,8 +48,8 @@ struct Walk {
   int64_t size() const { return first.size() + second.size(); }
   // Calls visit(begin, end) for the blocks of the steps [from, to) of the walk.
   // Blocks are counted from each part's begin: the cut depends on neither
-  // length nor segments as long as these are whole blocks. (A walk of at most
-  // kMaxChunk positions may be taken otherwise: is_alone in chunk-inl.h.)
+  // length nor segments as long as these are whole blocks. (A short walk may be
+  // taken otherwise: is_alone in chunk-inl.h.)
   template <typename Visit>
   void blocks(int64_t from, int64_t to, int64_t block, bool from_the_end,
               const Visit& visit) const {
