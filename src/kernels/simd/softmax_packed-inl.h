@@ -73,10 +73,12 @@ class PackedTiles {
   }
 
   // Tiles that are kept: of neighbours. Those of a row start at the same
-  // element, or whole tiles from it, or with a block of the pattern.
+  // element, or whole tiles from it; of a list they are whole, as those of a
+  // pattern's blocks.
   static bool is_run(const IndexList& list, int64_t first, int64_t count) {
     if (list.list == nullptr) return list.step == 1;
-    return list[first + count - 1] - list[first] == count - 1;
+    return count == kForwardKeys &&
+           list[first + count - 1] - list[first] == count - 1;
   }
 
  private:
