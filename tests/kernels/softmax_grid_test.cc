@@ -171,6 +171,12 @@ TEST_F(SoftmaxGrid, LongSequencesMatchReference) {
       "batch=2 q_len=2000 kv_len=2000 causal=1 window=wide kv_heads=2 group=2 "
       "mask=left-padding",
       "q_len=900 kv_len=900 kv_heads=2 group=2 causal=1 packing=one",
+      "q_len=1500 kv_len=1500 kv_heads=2 group=2 block_size=64 block_heads=1 "
+      "mask=left-padding",
+      "q_len=1500 kv_len=1500 kv_heads=2 group=2 causal=1 block_size=32 "
+      "globals=first starts=negative",
+      "batch=2 q_len=1500 kv_len=1500 kv_heads=2 group=2 window=wide "
+      "globals=scattered mask=holes",
   });
   for (SoftmaxPoint& point : points) {
     point.head_dim = 3;

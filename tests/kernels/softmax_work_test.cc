@@ -29,16 +29,16 @@ int64_t visited(const SoftmaxProblem& p, simd::Side side) {
     const simd::SoftmaxItem item = plan.item(i);
     inner.fill(plan, item);
     const int64_t outer = item.block->outer.count;
-    for (int64_t first = 0; first < inner.list().count;
-         first += simd::kTileKeys) {
-      const int64_t count =
-          std::min(simd::kTileKeys, inner.list().count - first);
-      mask.start(plan, item, inner.list(), first, count);
-      // Rows in groups, as the kernels take them.
-      for (int64_t t = 0; t < outer; t += 16) {
-        const int64_t rows = std::min<int64_t>(16, outer - t);
-        if (mask.classify(t, t + rows) != simd::TileClass::kNone)
-          pairs += rows * count;
+    for (const simd::IndexList& list : inner.parts()) {
+      for (int64_t first = 0; first < list.count; first += simd::kTileKeys) {
+        const int64_t count = std::min(simd::kTileKeys, list.count - first);
+        mask.start(plan, item, list, first, count);
+        // Rows in groups, as the kernels take them.
+        for (int64_t t = 0; t < outer; t += 16) {
+          const int64_t rows = std::min<int64_t>(16, outer - t);
+          if (mask.classify(t, t + rows) != simd::TileClass::kNone)
+            pairs += rows * count;
+        }
       }
     }
   }
@@ -122,10 +122,11 @@ TEST(SoftmaxWork, ColumnsOfAMaskAreItsRowsTurned) {
       for (int64_t i = 0; i < plan.num_items(); ++i) {
         const simd::SoftmaxItem item = plan.item(i);
         inner.fill(plan, item);
-        const int64_t all = inner.list().count;
+        const simd::IndexList& list = inner.parts()[1];
+        const int64_t all = list.count;
         for (int64_t first = 0; first < all; first += kRows) {
           const int64_t count = std::min(kRows, all - first);
-          mask.start(plan, item, inner.list(), first, count);
+          mask.start(plan, item, list, first, count);
           const int64_t to = item.block->outer.count, from = to / 3;
           simd::TileBits columns[kRows];
           ASSERT_TRUE(mask.columns(from, to, columns)) << text;
@@ -144,6 +145,72 @@ TEST(SoftmaxWork, ColumnsOfAMaskAreItsRowsTurned) {
   }
 }
 
+// No row of a tile that none sees has a bit, and each row of a full one has
+// all.
+TEST(SoftmaxWork, ClassesOfATileAreWhatItsRowsSee) {
+  for (const char* text :
+       {"window=both globals=first", "window=both globals=scattered mask=holes",
+        "causal=1 window=left globals=scattered dilation=3",
+        "causal=1 globals=last", "block_size=64", "causal=1 block_size=64",
+        "block_size=24 mask=holes", "block_size=3 window=left globals=first"}) {
+    const SoftmaxProblem p = softmax_problem(
+        str_cat("q_len=500 kv_len=500 head_dim=1 value_dim=1 ", text));
+    const SoftmaxAttentionInputs inputs = p.inputs();
+    const simd::SoftmaxCall call(p.options, inputs);
+    for (const simd::Side side : kSides) {
+      const simd::SoftmaxPlan plan(call, side, 128);
+      simd::InnerList inner;
+      simd::TileMask mask;
+      int64_t classes[3] = {};
+      for (int64_t i = 0; i < plan.num_items(); ++i) {
+        const simd::SoftmaxItem item = plan.item(i);
+        inner.fill(plan, item);
+        for (const simd::IndexList& list : inner.parts()) {
+          for (int64_t first = 0; first < list.count; first += 64) {
+            const int64_t count = std::min<int64_t>(64, list.count - first);
+            mask.start(plan, item, list, first, count);
+            for (int64_t t = 0; t < item.block->outer.count; t += 10) {
+              const int64_t to = std::min(t + 10, item.block->outer.count);
+              const simd::TileClass found = mask.classify(t, to);
+              ++classes[static_cast<int>(found)];
+              for (int64_t r = t; r < to; ++r) {
+                const simd::TileBits bits = mask.row(r);
+                if (found == simd::TileClass::kNone) {
+                  EXPECT_FALSE(bits.any()) << text << " row " << r;
+                }
+                if (found == simd::TileClass::kFull) {
+                  EXPECT_EQ(bits, simd::bit_range(0, count)) << text;
+                }
+              }
+            }
+          }
+        }
+      }
+      // Without holes there are full ones, whatever the pattern.
+      if (p.key_mask.empty() && p.options.dilation == 1 && p.block_size != 3) {
+        EXPECT_GT(classes[static_cast<int>(simd::TileClass::kFull)], 0) << text;
+      }
+    }
+  }
+}
+
+// One global token costs a window a tile of its own, not those of the window.
+TEST(SoftmaxWork, AGlobalTokenLeavesAWindowsTilesWhole) {
+  SoftmaxProblem p = of_length(4000, "window=both globals=first");
+  p.options.window_left = p.options.window_right = 200;
+  const SoftmaxAttentionInputs inputs = p.inputs();
+  const simd::SoftmaxCall call(p.options, inputs);
+  for (const simd::Side side : kSides) {
+    const simd::SoftmaxPlan plan(call, side, 128);
+    simd::InnerList inner;
+    for (int64_t i = 0; i < plan.num_items(); ++i) {
+      inner.fill(plan, plan.item(i));
+      EXPECT_LE(inner.parts()[0].count, 1);
+      EXPECT_EQ(inner.parts()[1].list, nullptr);
+    }
+  }
+}
+
 TEST(SoftmaxWork, BlockMasksVisitTheirBlocks) {
   constexpr int64_t kLen = 8192, kBlocks = kLen / 64;
   SoftmaxProblem p = of_length(kLen, "");
@@ -154,11 +221,9 @@ TEST(SoftmaxWork, BlockMasksVisitTheirBlocks) {
   for (int64_t a = 0; a < kBlocks; ++a)
     for (int64_t b : {int64_t{0}, a, (a * 37 + 11) % kBlocks})
       p.block_mask[static_cast<size_t>(a * kBlocks + b)] = 1;
-  // Two pattern blocks of 64 in a block of 128: at most twice, and the first
-  // column is seen by all.
-  EXPECT_LE(visited(p, simd::Side::kQueries), 2 * 3 * kLen * 64);
-  EXPECT_LE(visited(p, simd::Side::kKeys),
-            (2 * 2 + 1) * kLen * 64 + kLen * 128);
+  // A pattern block is a block: tiles of others' keys are none of its own.
+  for (const simd::Side side : kSides)
+    EXPECT_LE(visited(p, side), 3 * kLen * 64);
 }
 
 }  // namespace

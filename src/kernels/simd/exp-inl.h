@@ -18,8 +18,8 @@ namespace cosformer::simd::HWY_NAMESPACE {
 template <typename T>
 inline constexpr T kLowestPower = sizeof(T) == 4 ? T{-126} : T{-1022};
 // Of weights: products with them are normal numbers too. What weighs less
-// counts as so much, or as nothing where a bias may have hidden it
-// (zero_where_far).
+// counts as so much (AVX-512 goes down to the least normal number, then to 0),
+// or as nothing where a bias may have hidden it (zero_where_far).
 template <typename T>
 inline constexpr T kLowestWeight = sizeof(T) == 4 ? T{-100} : T{-900};
 
@@ -35,6 +35,12 @@ HWY_INLINE Vec<T> zero_where_far(Vec<T> x, Vec<T> weight) {
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(Tag<T>(), kLowestWeight<T>)),
                             weight);
 }
+
+// A weight of softmax, 2^x, where tiny results are flushed (flush_tiny.h).
+// AVX-512 scales by any power, and what ends below the normal numbers is 0:
+// nothing need bound x there. Elsewhere the lowest weight does.
+template <typename T>
+HWY_INLINE Vec<T> weight_lanes(Vec<T> x);
 
 // Rounding to a multiple of a power of 2: adding a number so large that its
 // last bit is that power.
@@ -91,17 +97,18 @@ HWY_INLINE Vec<double> exp2_lanes<double>(Vec<double> x, double lowest) {
   return times_power<double, 52>(p, r.sum);
 }
 
-template <>
-HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x, float lowest) {
+// kBounded: by `lowest`; targets other than AVX-512 always are.
+template <bool kBounded>
+HWY_INLINE Vec<float> exp2_floats(Vec<float> x, [[maybe_unused]] float lowest) {
   const Tag<float> d;
   [[maybe_unused]] const hn::RebindToSigned<Tag<float>> di;
 #if HWY_TARGET == HWY_AVX3
   // x down to a 32nd; 2^(its fraction) from a table, the rest by degree 2, so
   // that whole powers are exact. The table's look-up takes the low five bits of
   // its index. Scaling rounds down too, and makes infinity of what is too
-  // large. Eight operations: all of 512 bits share two ports with the
-  // multiply-adds of Intel's processors.
-  x = hn::Max(hn::Set(d, lowest), x);  // NaN, which comes second, stays
+  // large. Seven operations and the bound: all of 512 bits share two ports with
+  // the multiply-adds of Intel's processors. NaN, which comes second, stays.
+  if constexpr (kBounded) x = hn::Max(hn::Set(d, lowest), x);
   const Vec<float> sum{
       _mm512_add_round_ps(x.raw, _mm512_set1_ps(0x1.8p18f),
                           _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
@@ -140,6 +147,18 @@ HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x, float lowest) {
   p = hn::MulAdd(p, r.rest, hn::Set(d, 1.0f));
   return times_power<float, 23>(p, r.sum);
 #endif
+}
+template <>
+HWY_INLINE Vec<float> exp2_lanes<float>(Vec<float> x, float lowest) {
+  return exp2_floats<true>(x, lowest);
+}
+template <typename T>
+HWY_INLINE Vec<T> weight_lanes(Vec<T> x) {
+  if constexpr (sizeof(T) == 4) {
+    return exp2_floats<false>(x, kLowestWeight<T>);
+  } else {
+    return exp2_lanes<T>(x, kLowestWeight<T>);
+  }
 }
 
 // e^x for x <= 0, infinity included; below e^-87 (double: e^-708) it is 0. The

@@ -139,17 +139,32 @@ class BackwardBlocks {
       std::fill_n(dv, slots * s_.v_stride, T{0});
     }
     s_.inner.fill(plan_, item);
-    const IndexList& inner = s_.inner.list();
-    if (inner.count > 0) pack_keys(block);
-    for (int64_t first = 0; first < inner.count; first += kCellRows) {
-      const int64_t count = std::min(kCellRows, inner.count - first);
-      bring_ahead(block, inner, first);
-      run_queries(item, inner, first, count, dk, dv);
+    bool packed = false;
+    for (const IndexList& inner : s_.inner.parts()) {
+      if (inner.count > 0 && !packed) pack_keys(block);
+      packed |= inner.count > 0;
+      int64_t count = 0;
+      for (int64_t first = 0; first < inner.count; first += count) {
+        count = cell_queries(inner, first);
+        bring_ahead(block, inner, first, count);
+        run_queries(item, inner, first, count, dk, dv);
+      }
     }
     if (!task_.is_last_head) return;
     // The packed queries carried log2 e.
     if (wants_dk_) write_keys(block, dk, s_.q_stride, 1 / kLog2E, call_.dk);
     if (wants_dv_) write_keys(block, dv, s_.v_stride, 1.0, call_.dv);
+  }
+
+  // Of the next cell: neighbours, whose dq is summed up in place, unless these
+  // are few.
+  static int64_t cell_queries(const IndexList& inner, int64_t first) {
+    constexpr int64_t kEnough = 48;
+    const int64_t most = std::min(kCellRows, inner.count - first);
+    if (run_step(inner, first, most) != 0) return most;
+    int64_t count = 1;
+    while (inner[first + count] == inner[first] + count) ++count;
+    return count < kEnough ? most : count;
   }
 
   // A key that takes part, and belongs to this block.
@@ -188,26 +203,29 @@ class BackwardBlocks {
     std::fill_n(rows + count * stride, (padded - count) * stride, T{0});
   }
 
-  // Asks for what follows the queries inner[first .. first + kCellRows): the
+  // Asks for what follows the queries inner[first .. first + count): the
   // next ones, and as many keys of the block after this one; at the end, the
   // first queries of that.
   void bring_ahead(const SoftmaxBlock& block, const IndexList& inner,
-                   int64_t first) {
-    const bool queries_follow = first + kCellRows < inner.count;
+                   int64_t first, int64_t count) {
+    const bool queries_follow = first + count < inner.count;
     const SoftmaxBlock* next = next_block_;
     if (next != nullptr && next->outer.list != nullptr) next = nullptr;
     // Under causality the first to see a key stands at its position.
     IndexList queries = inner;
-    int64_t at = first + kCellRows, head = task_.head;
+    int64_t at = first + count, head = task_.head;
     if (!queries_follow && next != nullptr) {
       const int64_t query = next->outer[0] + row_.kv_start - row_.q_start;
-      queries = {call_.options.is_causal ? query : 0, 1, 1, nullptr};
+      const SoftmaxPlan::Reach& reach = plan_.reach();
+      queries = {call_.options.is_causal ? query
+                 : reach.has_before ? std::max<int64_t>(0, query - reach.before)
+                                    : 0,
+                 1, 1, nullptr};
       at = 0;
       head = next_head_;
     }
     const bool any_queries = (queries_follow || next != nullptr) &&
-                             queries.list == nullptr && queries[at] >= 0 &&
-                             queries[at] < row_.q_len;
+                             queries[at] >= 0 && queries[at] < row_.q_len;
     const bool any_keys = next != nullptr && first < next->outer.count;
     if (!any_queries && !any_keys) return ahead_.start(0, 1);
     const int64_t cells = (block.outer.count + kKeys - 1) / kKeys;

@@ -162,7 +162,7 @@ HWY_INLINE Vec<T> weight_of(Vec<T> x) {
   const Tag<T> d;
   // The bound comes first: of two arguments x86 returns the second where one is
   // NaN. Other targets return the one that is not.
-  const Vec<T> y = exp2_lanes<T>(hn::Min(hn::Zero(d), x), kLowestWeight<T>);
+  const Vec<T> y = weight_lanes<T>(hn::Min(hn::Zero(d), x));
   if constexpr (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2) return y;
   return hn::IfThenElse(hn::Eq(x, x), y, x);
 }

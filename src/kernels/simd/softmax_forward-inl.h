@@ -126,17 +126,14 @@ class ForwardRun {
 
   void run(int64_t begin, int64_t end, int64_t next) {
     if (begin >= end) return;
-    // Lists that are runs are filled once more for what comes after the items.
-    const SoftmaxAttentionInputs& in = call_.inputs;
-    const bool runs = in.global_mask == nullptr && in.block_mask == nullptr;
-    if (!runs || next >= plan_.num_items()) next = kNone;
+    if (next >= plan_.num_items()) next = kNone;
     lists_[0].fill(plan_, plan_.item(begin));
     for (int64_t i = begin; i < end; ++i) {
       const InnerList& list = lists_[(i - begin) % 2];
       InnerList& filled = lists_[(i + 1 - begin) % 2];
       const int64_t then = i + 1 < end ? i + 1 : next;
       if (then != kNone) filled.fill(plan_, plan_.item(then));
-      attend(plan_.item(i), list.list(), filled.list(), then);
+      attend(plan_.item(i), list, filled, then);
     }
   }
 
@@ -172,8 +169,8 @@ class ForwardRun {
     return head_rows(view, row.batch, item.head / call_.group, row.kv_offset);
   }
 
-  void attend(const SoftmaxItem& item, const IndexList& list,
-              const IndexList& next, int64_t next_item) {
+  void attend(const SoftmaxItem& item, const InnerList& inner,
+              const InnerList& next, int64_t next_item) {
     item_ = item;
     side_ = plan_.queries(item.block->row);
     rows_ = item.block->outer.count;
@@ -181,12 +178,15 @@ class ForwardRun {
     values_ = keys_of(call_.inputs.v, item);
     s_.tiles.start(item.block->row, item.head / call_.group);
     start_rows();
-    for (int64_t first = 0; first < list.count; first += kForwardKeys) {
-      const int64_t count = std::min(kForwardKeys, list.count - first);
-      mask_.start(plan_, item, list, first, count);
-      if (mask_.classify(0, rows_) == TileClass::kNone) continue;
-      look_ahead(list, first + count, next, next_item);
-      attend_tile(list, first, count);
+    for (int part = 0; part < InnerList::kParts; ++part) {
+      const IndexList& list = inner.parts()[part];
+      for (int64_t first = 0; first < list.count; first += kForwardKeys) {
+        const int64_t count = std::min(kForwardKeys, list.count - first);
+        mask_.start(plan_, item, list, first, count);
+        if (mask_.classify(0, rows_) == TileClass::kNone) continue;
+        look_ahead(inner, part, first + count, next, next_item);
+        attend_tile(list, first, count);
+      }
     }
     finish();
   }
@@ -216,29 +216,40 @@ class ForwardRun {
     std::fill_n(started_, kBlockQueries / kRows, false);
   }
 
-  // What comes after the tile at hand.
-  void look_ahead(const IndexList& list, int64_t from, const IndexList& next,
-                  int64_t next_item) {
+  // What comes after the tile at hand, which ends at element `from` of a part.
+  void look_ahead(const InnerList& inner, int part, int64_t from,
+                  const InnerList& next, int64_t next_item) {
     ahead_.clear();
-    if (from < list.count) {
-      tile_ahead(list, from, item_);
-    } else if (next_item != kNone) {
+    if (!list_ahead(inner, part, from, item_) && next_item != kNone) {
       const SoftmaxItem item = plan_.item(next_item);
       const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
       ahead_.add(queries_of(item), item.block->outer, 0,
                  item.block->outer.count, call_.dim * size);
-      if (next.count > 0) tile_ahead(next, 0, item);
+      list_ahead(next, 0, 0, item);
     }
     // Half of the block's tiles: under causality others see nothing.
     const int64_t groups = (rows_ + kRows - 1) / kRows;
     const int64_t tiles = groups * kForwardKeys / kPanel<T>;
     ahead_.spread((tiles + 1) / 2);
   }
+  // The tile at element `from` of a part, or the first one of those behind it;
+  // whether there is any.
+  bool list_ahead(const InnerList& inner, int part, int64_t from,
+                  const SoftmaxItem& item) {
+    for (; part < InnerList::kParts; ++part, from = 0) {
+      const IndexList& list = inner.parts()[part];
+      if (from >= list.count) continue;
+      tile_ahead(list, from, item);
+      return true;
+    }
+    return false;
+  }
   // Keys and values of a tile: packed ones, or their rows.
   void tile_ahead(const IndexList& list, int64_t first,
                   const SoftmaxItem& item) {
+    const int64_t to = std::min(list.count, first + kForwardKeys);
     const T* values = nullptr;
-    const T* keys = s_.tiles.find(list, first, item.block->row,
+    const T* keys = s_.tiles.find(list, first, to - first, item.block->row,
                                   item.head / call_.group, &values);
     if (keys != nullptr) {
       lines_ahead(keys, across_size<T>(kForwardKeys, call_.dim));
@@ -246,7 +257,6 @@ class ForwardRun {
       return;
     }
     const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
-    const int64_t to = std::min(list.count, first + kForwardKeys);
     ahead_.add(keys_of(call_.inputs.k, item), list, first, to,
                call_.dim * size);
     ahead_.add(keys_of(call_.inputs.v, item), list, first, to,
@@ -276,17 +286,21 @@ class ForwardRun {
 
   void pack_tile(const IndexList& list, int64_t first, int64_t count) {
     bool packed;
-    tile_ = s_.tiles.tile(list, first, &packed);
+    tile_ = s_.tiles.tile(list, first, count, &packed);
     if (packed) return;
+    if (!PackedTiles<T>::is_run(list, first, count))
+      return pack_keys(list, first, count, mask_.real());
+    // All of it, for those that see more.
+    const SideView keys = plan_.keys(item_.block->row);
+    const IndexList run = {list[first], 1,
+                           std::min(kForwardKeys, keys.len - list[first])};
     TileBits real = mask_.real();
-    if (PackedTiles<T>::is_run(list)) {
-      // All of it, for those that see more.
-      const SideView keys = plan_.keys(item_.block->row);
-      const int64_t all = std::min(kForwardKeys, keys.len - list[first]);
-      for (; count < all; ++count)
-        if (keys.real(list[first] + count))
-          real.word[count / 64] |= uint64_t{1} << (count % 64);
-    }
+    for (int64_t c = count; c < run.count; ++c)
+      if (keys.real(run[c])) real.word[c / 64] |= uint64_t{1} << (c % 64);
+    pack_keys(run, 0, run.count, real);
+  }
+  void pack_keys(const IndexList& list, int64_t first, int64_t count,
+                 const TileBits& real) {
     pack_across<T>(keys_, list, first, count, real, call_.dim, tile_.keys,
                    s_.memory);
     *tile_.finite = pack_by_columns<T>(values_, list, first, count, real,

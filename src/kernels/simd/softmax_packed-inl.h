@@ -33,12 +33,13 @@ class PackedTiles {
               Carver<T>& carver) {
     keys_size_ = across_size<T>(kForwardKeys, call.dim);
     values_size_ = kForwardKeys * row_length<T>(call.value_dim);
-    is_ring_ = call.options.has_window;
+    is_ring_ = call.options.has_window || call.inputs.block_mask != nullptr;
     slots_ = count(call, block_queries);
+    // One more for what is not kept.
     head_ = take_as<Head>(carver, 1);
-    slot_ = take_as<Slot>(carver, slots_);
-    keys_ = carver.take(slots_ * keys_size_);
-    values_ = carver.take(slots_ * values_size_);
+    slot_ = take_as<Slot>(carver, slots_ + 1);
+    keys_ = carver.take((slots_ + 1) * keys_size_);
+    values_ = carver.take((slots_ + 1) * values_size_);
   }
 
   void forget() { head_->row = kNone; }
@@ -49,19 +50,21 @@ class PackedTiles {
     *head_ = {row, kv_head};
     for (int64_t s = 0; s < slots_; ++s) slot_[s].first = kNone;
   }
-  // The tile of elements list[first ..], and whether it is packed already; if
-  // not, it belongs to that tile from now on.
-  PackedTile<T> tile(const IndexList& list, int64_t first, bool* packed) {
-    const int64_t key = is_run(list) ? list[first] : kNone;
+  // The tile of elements list[first .. first + count), and whether it is packed
+  // already; if not, it belongs to that tile from now on.
+  PackedTile<T> tile(const IndexList& list, int64_t first, int64_t count,
+                     bool* packed) {
+    const int64_t key = is_run(list, first, count) ? list[first] : kNone;
     const int64_t s = slot_of(key);
     *packed = key != kNone && slot_[s].first == key;
     slot_[s].first = key;
     return at(s);
   }
   // That tile, if it is packed; else nothing.
-  const T* find(const IndexList& list, int64_t first, int64_t row,
-                int64_t kv_head, const T** values) const {
-    if (head_->row != row || head_->kv_head != kv_head || !is_run(list))
+  const T* find(const IndexList& list, int64_t first, int64_t count,
+                int64_t row, int64_t kv_head, const T** values) const {
+    if (head_->row != row || head_->kv_head != kv_head ||
+        !is_run(list, first, count))
       return nullptr;
     const int64_t s = slot_of(list[first]);
     if (slot_[s].first != list[first]) return nullptr;
@@ -69,10 +72,13 @@ class PackedTiles {
     return at(s).keys;
   }
 
-  // Lists whose tiles are kept: those of a row start at the same element, or
-  // whole tiles from it.
-  static bool is_run(const IndexList& list) {
-    return list.list == nullptr && list.step == 1;
+  // Tiles that are kept: of neighbours. Those of a row start at the same
+  // element, or whole tiles from it; of a list they are whole, as those of a
+  // pattern's blocks.
+  static bool is_run(const IndexList& list, int64_t first, int64_t count) {
+    if (list.list == nullptr) return list.step == 1;
+    return count == kForwardKeys &&
+           list[first + count - 1] - list[first] == count - 1;
   }
 
  private:
@@ -91,11 +97,10 @@ class PackedTiles {
     constexpr int64_t kMostBytes = 4 << 20;
     const SoftmaxAttentionOptions& o = call.options;
     const SoftmaxAttentionInputs& in = call.inputs;
-    if (in.global_mask != nullptr || in.block_mask != nullptr) return 1;
     if (o.has_window && o.dilation > 1) return 1;
     if (call.group == 1 && in.q.size[1] <= block_queries) return 1;
     int64_t keys = in.k.size[1];
-    if (o.has_window) {
+    if (o.has_window && in.block_mask == nullptr) {
       const int64_t before = o.window_left < 0 ? keys : o.window_left;
       int64_t after = o.window_right < 0 ? keys : o.window_right;
       if (o.is_causal) after = 0;
@@ -116,7 +121,7 @@ class PackedTiles {
   // Beyond the slots tiles share the last one; a window leaves the first ones
   // behind.
   int64_t slot_of(int64_t key) const {
-    if (key == kNone) return 0;
+    if (key == kNone) return slots_;
     const int64_t tile = key / kForwardKeys;
     return is_ring_ ? tile % slots_ : std::min(tile, slots_ - 1);
   }

@@ -26,6 +26,11 @@ int64_t floor_div(int64_t n, int64_t by) {
   return n >= 0 ? n / by : -((by - 1 - n) / by);
 }
 
+bool holds(const IndexList& run, int64_t y) {
+  return y >= run.first && (y - run.first) % run.step == 0 &&
+         (y - run.first) / run.step < run.count;
+}
+
 }  // namespace
 
 SoftmaxCall::SoftmaxCall(const SoftmaxAttentionOptions& o,
@@ -134,11 +139,10 @@ int64_t SoftmaxPlan::inner_pattern_blocks() const {
                                  : call_.inputs.q_blocks;
 }
 
-// Small pattern blocks differ in what they see: few of them to a block, or its
-// list grows by what most of its rows do not see. Blocks that fill tiles are
-// skipped tile by tile, and can share.
+// Pattern blocks differ in what they see: few of them to a block, or its list
+// grows by what most of its rows do not see, and its tiles become partial ones.
 void SoftmaxPlan::add_row(int64_t r, int64_t outer_len) {
-  constexpr int64_t kFewRows = 24, kFillsTiles = 64;
+  constexpr int64_t kFewRows = 24;
   row_begin_.push_back(static_cast<int64_t>(blocks_.size()));
   const SideView outer = outer_side(r);
   const size_t at = static_cast<size_t>(r);
@@ -148,7 +152,7 @@ void SoftmaxPlan::add_row(int64_t r, int64_t outer_len) {
   int64_t len = outer_len;
   const int64_t size = call_.inputs.block_size;
   if (by_blocks) {
-    len = size < kFillsTiles ? std::min(len, std::max(size, kFewRows)) : len;
+    len = std::min(len, std::max(size, kFewRows));
     if (size < len) len = len / size * size;
   }
   const int64_t classes = std::min(dilation_, std::max<int64_t>(outer.len, 1));
@@ -196,7 +200,8 @@ void InnerList::fill(const SoftmaxPlan& plan, const SoftmaxItem& item) {
   const SoftmaxCall& call = plan.call();
   const SideView outer = plan.outer_side(block.row);
   const SideView inner = plan.inner_side(block.row);
-  list_ = IndexList();
+  IndexList& list = parts_[1];
+  parts_[0] = list = IndexList();
   const int64_t shift = outer.start - inner.start;
   // Outer indices that count, as the inner indices at their positions.
   int64_t low = 0, high = block.outer.count - 1;
@@ -219,7 +224,7 @@ void InnerList::fill(const SoftmaxPlan& plan, const SoftmaxItem& item) {
   while (to > from && !inner.real(to - 1)) --to;
   if (from >= to) return;
   if (!plan.has_pattern() || block.is_global) {
-    list_ = {from, 1, to - from, nullptr};
+    list = {from, 1, to - from, nullptr};
     return;
   }
 
@@ -240,42 +245,46 @@ void InnerList::fill(const SoftmaxPlan& plan, const SoftmaxItem& item) {
            end > first ? (end - first + step - 1) / step : int64_t{0}, nullptr};
   }
   const std::vector<int32_t>& globals = plan.inner_globals(block.row);
-  if (globals.empty() && call.inputs.block_mask == nullptr) {
-    list_ = run;
+  merged_.clear();
+  part_.clear();
+  for (auto y = std::lower_bound(globals.begin(), globals.end(), from);
+       y != globals.end() && *y < to; ++y)
+    if (inner.real(*y)) part_.push_back(*y);
+  if (call.inputs.block_mask == nullptr) {
+    list = run;
+    for (int32_t y : part_)
+      if (!holds(run, y)) merged_.push_back(y);
+    parts_[0].count = static_cast<int64_t>(merged_.size());
+    parts_[0].list = merged_.data();
     return;
   }
-  merged_.clear();
   for (int64_t t = 0; t < run.count; ++t)
     merged_.push_back(static_cast<int32_t>(run[t]));
-  part_.clear();
-  for (int32_t y : globals)
-    if (y >= from && y < to && inner.real(y)) part_.push_back(y);
   add(part_);
-  if (call.inputs.block_mask != nullptr) {
-    const int64_t size = call.inputs.block_size;
-    const int64_t first_block =
-        std::max<int64_t>(0, floor_div(low + inner.start, size));
-    const int64_t last_block = std::min(plan.outer_pattern_blocks() - 1,
-                                        floor_div(high + inner.start, size));
-    part_.clear();
-    const int64_t b0 =
-        std::max<int64_t>(0, floor_div(from + inner.start, size));
-    const int64_t b1 = std::min(plan.inner_pattern_blocks() - 1,
-                                floor_div(to - 1 + inner.start, size));
-    for (int64_t b = b0; b <= b1; ++b) {
-      bool seen = false;
-      for (int64_t a = first_block; a <= last_block && !seen; ++a)
-        seen = plan.block_visible(item.head, a, b);
-      if (!seen) continue;
-      const int64_t begin = std::max(from, b * size - inner.start);
-      const int64_t end = std::min(to, (b + 1) * size - inner.start);
-      for (int64_t y = begin; y < end; ++y)
-        if (inner.real(y)) part_.push_back(static_cast<int32_t>(y));
-    }
-    add(part_);
+  part_.clear();
+  const int64_t size = call.inputs.block_size;
+  const int64_t first_block =
+      std::max<int64_t>(0, floor_div(low + inner.start, size));
+  const int64_t last_block = std::min(plan.outer_pattern_blocks() - 1,
+                                      floor_div(high + inner.start, size));
+  const int64_t b0 = std::max<int64_t>(0, floor_div(from + inner.start, size));
+  const int64_t b1 = std::min(plan.inner_pattern_blocks() - 1,
+                              floor_div(to - 1 + inner.start, size));
+  // Keys in whole blocks, those that take no part too: so they make the same
+  // tiles for all queries.
+  const int64_t least = plan.side() == Side::kQueries ? 0 : from;
+  for (int64_t b = b0; b <= b1; ++b) {
+    bool seen = false;
+    for (int64_t a = first_block; a <= last_block && !seen; ++a)
+      seen = plan.block_visible(item.head, a, b);
+    if (!seen) continue;
+    const int64_t end = std::min(to, (b + 1) * size - inner.start);
+    for (int64_t y = std::max(least, b * size - inner.start); y < end; ++y)
+      part_.push_back(static_cast<int32_t>(y));
   }
-  list_.count = static_cast<int64_t>(merged_.size());
-  list_.list = merged_.data();
+  add(part_);
+  list.count = static_cast<int64_t>(merged_.size());
+  list.list = merged_.data();
 }
 
 void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
@@ -293,11 +302,12 @@ void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
     outer_side_ = plan.outer_side(block_->row);
     inner_side_ = plan.inner_side(block_->row);
     shift_ = outer_side_.start - inner_side_.start;
-    outer_plain_ = outer_side_.mask == nullptr &&
-                   (outer_side_.global_mask == nullptr || block_->is_global);
+    outer_plain_ = true;
+    if (outer_side_.mask != nullptr || outer_side_.global_mask != nullptr) {
+      for (int64_t t = 0; t < block_->outer.count && outer_plain_; ++t)
+        outer_plain_ = takes_part(block_->outer[t]);
+    }
     all_pairs_ = !plan.has_pattern() || block_->is_global;
-    plain_ = all_pairs_ || (call.inputs.global_mask == nullptr &&
-                            call.inputs.block_mask == nullptr);
   }
   const auto set_bits = [&](TileBits& bits, auto&& holds) {
     bits = TileBits();
@@ -308,6 +318,7 @@ void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
   real_ = bit_range(0, count);
   if (inner_side_.mask != nullptr)
     set_bits(real_, [&](int64_t y) { return inner_side_.mask[y] != 0; });
+  plain_ = all_pairs_;
   if (all_pairs_) return;
   residue_ = bit_range(0, count);
   const int64_t step = plan.dilation();
@@ -318,6 +329,12 @@ void TileMask::start(const SoftmaxPlan& plan, const SoftmaxItem& item,
   global_ = TileBits();
   if (inner_side_.global_mask != nullptr)
     set_bits(global_, [&](int64_t y) { return inner_side_.is_global(y); });
+  plain_ = !global_.any() && call.inputs.block_mask == nullptr;
+}
+
+bool TileMask::takes_part(int64_t x) const {
+  return outer_side_.real(x) &&
+         (block_->is_global || !outer_side_.is_global(x));
 }
 
 TileMask::Range TileMask::causal(int64_t x) const {
@@ -332,26 +349,50 @@ TileMask::Range TileMask::window(int64_t x) const {
           reach.has_after ? below(x + shift_ + reach.after + 1) : count_};
 }
 
-TileClass TileMask::classify(int64_t from, int64_t to) const {
+TileClass TileMask::classify(int64_t from, int64_t to) {
   if (from >= to || !real_.any()) return TileClass::kNone;
-  if (!plain_) return TileClass::kPartial;
   // Intervals move with the position: the ends tell.
   const int64_t a = block_->outer[from], b = block_->outer[to - 1];
+  const auto around_both = [](const Range& x, const Range& y) {
+    return bit_range(std::min(x.from, y.from), std::max(x.to, y.to));
+  };
+  const auto within_both = [](const Range& x, const Range& y) {
+    return bit_range(std::max(x.from, y.from), std::min(x.to, y.to));
+  };
   const Range ca = causal(a), cb = causal(b);
-  Range any = {std::min(ca.from, cb.from), std::max(ca.to, cb.to)};
-  Range all = {std::max(ca.from, cb.from), std::min(ca.to, cb.to)};
-  if (!all_pairs_) {
-    const Range wa = window(a), wb = window(b);
-    any = {std::max(any.from, std::min(wa.from, wb.from)),
-           std::min(any.to, std::max(wa.to, wb.to))};
-    all = {std::max(all.from, std::max(wa.from, wb.from)),
-           std::min(all.to, std::min(wa.to, wb.to))};
+  TileBits any = around_both(ca, cb), all = within_both(ca, cb);
+  const TileBits whole = bit_range(0, count_);
+  if (!all_pairs_ && global_ != whole) {
+    TileBits some = global_, every = global_;
+    if (plan_->call().options.has_window) {
+      const Range wa = window(a), wb = window(b);
+      some = some | (around_both(wa, wb) & residue_);
+      every = every | (within_both(wa, wb) & residue_);
+    }
+    if (plan_->call().inputs.block_mask != nullptr) {
+      const int64_t size = plan_->call().inputs.block_size;
+      const int64_t first = floor_div(a + outer_side_.start, size);
+      const int64_t last = floor_div(b + outer_side_.start, size);
+      // Of many blocks some row is likely to see something, and none all.
+      constexpr int64_t kFew = 8;
+      if (last - first < kFew) {
+        TileBits of_blocks = whole;
+        for (int64_t block = first; block <= last; ++block) {
+          fill_block_bits(block);
+          some = some | block_bits_;
+          of_blocks = of_blocks & block_bits_;
+        }
+        every = every | of_blocks;
+      } else {
+        some = whole;
+      }
+    }
+    any = any & some;
+    all = all & every;
   }
-  if (any.from >= any.to) return TileClass::kNone;
-  if (outer_plain_ && all.from <= 0 && all.to >= count_ &&
-      real_ == bit_range(0, count_))
-    return TileClass::kFull;
-  return TileClass::kPartial;
+  if (!(any & real_).any()) return TileClass::kNone;
+  return outer_plain_ && (all & real_) == whole ? TileClass::kFull
+                                                : TileClass::kPartial;
 }
 
 void TileMask::fill_block_bits(int64_t outer_block) {
@@ -359,21 +400,22 @@ void TileMask::fill_block_bits(int64_t outer_block) {
   bits_of_block_ = outer_block;
   block_bits_ = TileBits();
   const int64_t size = plan_->call().inputs.block_size;
-  int64_t last = -1;
+  int64_t end = std::numeric_limits<int64_t>::min();  // of the block at hand
   bool seen = false;
   for (int64_t c = 0; c < count_; ++c) {
-    const int64_t b = floor_div(inner_[first_ + c] + inner_side_.start, size);
-    if (b != last) seen = plan_->block_visible(head_, outer_block, b);
-    last = b;
+    const int64_t position = inner_[first_ + c] + inner_side_.start;
+    if (position >= end) {
+      const int64_t b = floor_div(position, size);
+      end = (b + 1) * size;
+      seen = plan_->block_visible(head_, outer_block, b);
+    }
     if (seen) block_bits_.word[c / 64] |= uint64_t{1} << (c % 64);
   }
 }
 
 TileBits TileMask::row(int64_t t) {
   const int64_t x = block_->outer[t];
-  if (!outer_plain_ && (!outer_side_.real(x) ||
-                        (!block_->is_global && outer_side_.is_global(x))))
-    return TileBits();
+  if (!outer_plain_ && !takes_part(x)) return TileBits();
   const Range c = causal(x);
   const TileBits allowed = bit_range(c.from, c.to) & real_;
   if (all_pairs_ || !allowed.any()) return allowed;

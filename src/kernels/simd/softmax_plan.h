@@ -3,20 +3,21 @@
 //
 // Rows of products ("outer": queries in the forward, either side in the
 // backward) are cut into blocks; each block lists the inner indices (keys) that
-// any of its outer ones see, each once and ascending, so that it is packed and
-// multiplied in tiles whatever the pattern. A dilated window is taken by
-// residue classes modulo the dilation, where it is a plain band. Global outer
-// tokens form blocks of their own, which see everything.
+// any of its outer ones see, each once and ascending in two parts, so that it
+// is packed and multiplied in tiles whatever the pattern. A dilated window is
+// taken by residue classes modulo the dilation, where it is a plain band.
+// Global outer tokens form blocks of their own, which see everything.
 //
-// A tile is a run of at most kTileKeys of a block's inner list. Whether an
-// element of it counts comes from TileMask alone, as bits by row.
+// A tile is a run of at most kTileKeys of a part of a block's inner list.
+// Whether an element of it counts comes from TileMask alone, as bits by row.
 //
 //   SoftmaxPlan plan(call, Side::kQueries, 288);
 //   for item i of plan.num_items(), in any order or thread:
 //     inner.fill(plan, plan.item(i));
-//     for first = 0, kTileKeys, .. < inner.list().count:
-//       mask.start(plan, item, inner.list(), first, count)
-//       mask.classify(row range), mask.row(outer row)
+//     for each list of inner.parts():
+//       for first = 0, kTileKeys, .. < list.count:
+//         mask.start(plan, item, list, first, count)
+//         mask.classify(row range), mask.row(outer row)
 //
 // Planning takes time and memory O(queries + keys) a row; an inner list is
 // expanded when its block is worked on.
@@ -166,13 +167,17 @@ class SoftmaxPlan {
 // The inner indices that a block sees: memory that a thread reuses.
 class InnerList {
  public:
+  static constexpr int kParts = 2;
+
   void fill(const SoftmaxPlan& plan, const SoftmaxItem& item);
-  const IndexList& list() const { return list_; }
+  // Global tokens outside of a window, then the rest: among its neighbours one
+  // of them would leave no tile of the window whole.
+  const IndexList (&parts() const)[kParts] { return parts_; }
 
  private:
   void add(const std::vector<int32_t>& sorted);
 
-  IndexList list_;
+  IndexList parts_[kParts];
   std::vector<int32_t> merged_, part_, result_;
 };
 
@@ -216,7 +221,7 @@ class TileMask {
              const IndexList& inner, int64_t first, int64_t count);
   // Of outer rows [from, to) of the block: kNone and kFull are certain,
   // kPartial may turn out to be any.
-  TileClass classify(int64_t from, int64_t to) const;
+  TileClass classify(int64_t from, int64_t to);
   // The visible elements of outer row t.
   TileBits row(int64_t t);
   // Those of outer rows [from, to).
@@ -234,6 +239,8 @@ class TileMask {
   int64_t below(int64_t limit) const {
     return inner_.count_below(limit, first_, first_ + count_);
   }
+  // Whether the block answers row x, and whether that one sees anything.
+  bool takes_part(int64_t x) const;
   Range causal(int64_t x) const;
   Range window(int64_t x) const;
   Range around() const;
@@ -246,9 +253,9 @@ class TileMask {
   int64_t first_ = 0, count_ = 0;
   SideView outer_side_, inner_side_;
   int64_t shift_ = 0;  // from an outer index to the inner one at its position
-  bool all_pairs_ = false;  // no pattern binds this block
-  bool plain_ = false;      // causality and a window alone: intervals
-  bool outer_plain_ = false;
+  bool all_pairs_ = false;    // no pattern binds this block
+  bool plain_ = false;        // causality and a window alone: intervals
+  bool outer_plain_ = false;  // every row of the block takes part in it
   TileBits real_, residue_, global_, block_bits_;
   // No block of positions, which may be negative.
   static constexpr int64_t kNoBlock = std::numeric_limits<int64_t>::min();

@@ -197,8 +197,7 @@ HWY_NOINLINE void raise_row(const ScoreTile<T>& tile, int r, int64_t keys,
   for (int64_t j = 0; j < keys; j += kLane) {
     const Vec<T> x = hn::Sub(hn::Load(d, scores + j), by);
     const Vec<T> weight = hn::IfThenElseZero(
-        lanes_of<T>(bits >> j),
-        zero_where_far<T>(x, exp2_lanes<T>(x, kLowestWeight<T>)));
+        lanes_of<T>(bits >> j), zero_where_far<T>(x, weight_lanes<T>(x)));
     sum = hn::Add(sum, weight);
     hn::Store(weight, d, weights + j);
   }
@@ -299,7 +298,7 @@ HWY_NOINLINE void score_tile(const ScoreTile<T>& tile) {
     if constexpr (kMasked) bits = tile.bits_of(r);
     unroll<kVectors>([&](auto n) COSFORMER_LAMBDA {
       const Vec<T> x = acc[r * kVectors + n];
-      Vec<T> p = exp2_lanes<T>(x, kLowestWeight<T>);
+      Vec<T> p = weight_lanes<T>(x);
       if (tile.bias != nullptr) p = zero_where_far<T>(x, p);
       if constexpr (kMasked)
         p = hn::IfThenElseZero(lanes_of<T>(bits >> (n * kLane)), p);
