@@ -23,12 +23,6 @@ using bench_internal::update_memory;
 
 enum class Pass { kForward, kBackward };
 
-inline Isa isa_of(std::string_view name) {
-  return name == "avx512" ? Isa::kAvx512
-         : name == "avx2" ? Isa::kAvx2
-                          : Isa::kGeneric;
-}
-
 // A tensor [1, length, heads, dim] of normal numbers; seed 0: of zeros.
 struct Tensor {
   Tensor(DType dtype, int64_t length, int64_t heads, int64_t dim, int seed)

@@ -372,9 +372,11 @@ Status apply_rotary(const ConstView4& x, const View4& out,
 // 2017). table: [max_len, dim] contiguous float32.
 void sinusoidal_positions(int64_t max_len, int64_t dim, float* table);
 
-// The instruction set that the kernels use: "avx512", "avx2" or "generic".
-// COSFORMER_ISA forces one; one that the machine or the build lacks makes every
-// kernel return kNotSupported with a message that names both.
+// The instruction set that the kernels use: "amx" (AVX-512, and tiles of
+// bfloat16 where they are faster: softmax attention's forward), "avx512",
+// "avx2" or "generic". COSFORMER_ISA forces one; one that the machine or the
+// build lacks makes every kernel return kNotSupported with a message that names
+// both.
 std::string_view active_isa();
 // Those that this machine can run, best first.
 std::vector<std::string_view> supported_isas();

@@ -57,11 +57,11 @@ __version__: str = torch.ops.cosformer.version()
 
 
 def isa() -> str:
-    """The instruction set that the kernels use: "avx512", "avx2" or "generic".
+    """The instruction set that the kernels use: "amx", "avx512", "avx2" or "generic".
 
     Example:
         >>> import cosformer
-        >>> cosformer.isa() in ("avx512", "avx2", "generic")
+        >>> cosformer.isa() in ("amx", "avx512", "avx2", "generic")
         True
     """
     return torch.ops.cosformer.isa()

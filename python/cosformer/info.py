@@ -59,10 +59,10 @@ def report() -> dict[str, Any]:
         found["error"] = str(error)
         return found | {"runs": None}
     found["isa"] = torch.ops.cosformer.isa()
-    if found["isa_forced"] not in (None, "avx512", "avx2", "generic"):
+    if found["isa_forced"] not in (None, "amx", "avx512", "avx2", "generic"):
         found["error"] = (
-            f"cosformer: COSFORMER_ISA is {found['isa_forced']!r}, expected avx512, avx2 or "
-            f"generic: every call on the CPU will be refused. Unset it with `unset COSFORMER_ISA`"
+            f"cosformer: COSFORMER_ISA is {found['isa_forced']!r}, expected amx, avx512, avx2 "
+            f"or generic: every call on the CPU will be refused. Unset it with `unset COSFORMER_ISA`"
         )
     return found | {"runs": _WHERE}
 

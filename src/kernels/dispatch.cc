@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cosformer/kernels.h"
+#include "kernels/simd/amx.h"
 #include "kernels/simd/targets.h"
 
 namespace cosformer {
@@ -14,9 +15,13 @@ namespace {
 
 // The last 512-bit subset that the AVX-512 kernels are compiled for is F, BW,
 // CD, DQ and VL: what Highway calls AVX3.
+constexpr Isa kAll[] = {Isa::kAmx, Isa::kAvx512, Isa::kAvx2, Isa::kGeneric};
+
 bool machine_has(Isa isa) {
   const int64_t targets = hwy::SupportedTargets();
   switch (isa) {
+    case Isa::kAmx:
+      return machine_has(Isa::kAvx512) && simd::amx_usable();
     case Isa::kAvx512:
       return kBuiltForAvx512 && (targets & HWY_AVX3) != 0;
     case Isa::kAvx2:
@@ -35,7 +40,6 @@ std::string list_of_supported() {
 }
 
 Result<Isa> choose(std::string_view forced, std::string_view by) {
-  constexpr Isa kAll[] = {Isa::kAvx512, Isa::kAvx2, Isa::kGeneric};
   if (forced.empty()) {
     for (Isa isa : kAll)
       if (machine_has(isa)) return isa;
@@ -48,23 +52,37 @@ Result<Isa> choose(std::string_view forced, std::string_view by) {
                          list_of_supported());
   }
   return not_supported("kernels: ", by, " forces the instruction set \"",
-                       forced, "\", expected one of avx512, avx2, generic; ",
+                       forced,
+                       "\", expected one of amx, avx512, avx2, generic; ",
                        "this machine has ", list_of_supported());
 }
 
 // Chosen once and read by every call.
 std::mutex choice_mutex;
-std::optional<Result<Isa>> choice;
+struct Choice {
+  Result<Isa> isa;
+  bool forced;
+};
+std::optional<Choice> choice;
 
-Result<Isa> choose_by_environment() {
+Choice choose_by_environment() {
   const char* forced = std::getenv("COSFORMER_ISA");
-  return choose(forced == nullptr ? "" : forced, "COSFORMER_ISA");
+  const std::string_view name = forced == nullptr ? "" : forced;
+  return {choose(name, "COSFORMER_ISA"), !name.empty()};
+}
+
+Choice chosen() {
+  std::lock_guard lock(choice_mutex);
+  if (!choice) choice = choose_by_environment();
+  return *choice;
 }
 
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
   switch (isa) {
+    case Isa::kAmx:
+      return "amx";
     case Isa::kAvx512:
       return "avx512";
     case Isa::kAvx2:
@@ -75,11 +93,14 @@ std::string_view isa_name(Isa isa) {
   return "generic";
 }
 
-Result<Isa> chosen_isa() {
-  std::lock_guard lock(choice_mutex);
-  if (!choice) choice = choose_by_environment();
-  return *choice;
+Isa isa_of(std::string_view name) {
+  for (Isa isa : kAll)
+    if (name == isa_name(isa)) return isa;
+  return Isa::kGeneric;
 }
+
+Result<Isa> chosen_isa() { return chosen().isa; }
+bool isa_is_forced() { return chosen().forced; }
 
 std::string_view active_isa() {
   const Result<Isa> isa = chosen_isa();
@@ -91,17 +112,17 @@ std::string_view active_isa() {
 
 std::vector<std::string_view> supported_isas() {
   std::vector<std::string_view> isas;
-  for (Isa isa : {Isa::kAvx512, Isa::kAvx2, Isa::kGeneric})
+  for (Isa isa : kAll)
     if (machine_has(isa)) isas.push_back(isa_name(isa));
   return isas;
 }
 
 Status force_isa(std::string_view isa) {
   std::lock_guard lock(choice_mutex);
-  Result<Isa> chosen =
-      isa.empty() ? choose_by_environment() : choose(isa, "force_isa");
-  if (chosen.ok() || isa.empty()) choice = chosen;
-  return chosen.ok() ? Status() : chosen.status();
+  const Choice found = isa.empty() ? choose_by_environment()
+                                   : Choice{choose(isa, "force_isa"), true};
+  if (found.isa.ok() || isa.empty()) choice = found;
+  return found.isa.status();
 }
 
 }  // namespace cosformer

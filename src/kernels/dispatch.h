@@ -8,13 +8,20 @@
 
 namespace cosformer {
 
-enum class Isa { kGeneric, kAvx2, kAvx512 };  // ascending
+// Ascending; kAmx: AVX-512 and tiles of bfloat16 (simd/amx.h).
+enum class Isa { kGeneric, kAvx2, kAvx512, kAmx };
 
 std::string_view isa_name(Isa isa);
 
 // The instruction set in force. kNotSupported where COSFORMER_ISA (or
 // force_isa) names one that this build or this machine lacks.
 Result<Isa> chosen_isa();
+// Whether it was named so: then its kernels serve every call, else those calls
+// where they are faster.
+bool isa_is_forced();
+
+// By its name; kGeneric where there is none.
+Isa isa_of(std::string_view name);
 
 }  // namespace cosformer
 

@@ -17,6 +17,21 @@ bool too_large_for_cache(const ConstView4& out) {
          kBytes;
 }
 
+// Calls that are faster on AMX tiles: below that a cell of 32 queries x 64 keys
+// has too little to do, or a head too little for a step of 32 features.
+bool tiles_pay(const simd::SoftmaxCall& call) {
+  const int64_t keys = call.inputs.k.size[1];
+  const int64_t least = call.dtype == DType::kBFloat16 ? 64 : 256;
+  return keys >= least && call.inputs.q.size[1] >= 32 && call.dim >= 24;
+}
+
+const simd::SoftmaxForward& forward_of(const simd::SoftmaxCall& call, Isa isa) {
+  if (call.dtype == DType::kFloat64) return simd::softmax_forward_f64(isa);
+  if (isa == Isa::kAmx && (isa_is_forced() || tiles_pay(call)))
+    return simd::softmax_forward_amx(call.dtype);
+  return simd::softmax_forward_f32(isa);
+}
+
 }  // namespace
 
 Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
@@ -32,11 +47,7 @@ Status softmax_attention_forward(const SoftmaxAttentionOptions& options,
   call.log_sum_exp = log_sum_exp;
   call.stream = too_large_for_cache(out);
   simd::FlushingExecutor flushing(executor);
-  return simd::run_softmax_forward(call,
-                                   inputs.q.dtype == DType::kFloat64
-                                       ? simd::softmax_forward_f64(*isa)
-                                       : simd::softmax_forward_f32(*isa),
-                                   flushing);
+  return simd::run_softmax_forward(call, forward_of(call, *isa), flushing);
 }
 
 Status softmax_attention_backward(const SoftmaxAttentionOptions& options,

@@ -127,9 +127,7 @@ TEST(Floors, CountOperationsAsTheDesignDoes) {
 
 TEST(Floors, LoopsGoOverAllMemory) {
   for (const std::string_view name : supported_isas()) {
-    const Isa isa = name == "avx512" ? Isa::kAvx512
-                    : name == "avx2" ? Isa::kAvx2
-                                     : Isa::kGeneric;
+    const Isa isa = isa_of(name);
     std::vector<float> data(640, 1.0f);
     bench_internal::update_memory(isa, data.data(), 640);
     for (const float x : data) ASSERT_EQ(x, 0.999f) << name;

@@ -130,4 +130,4 @@ def test_release_is_preferred_among_builds(tmp_path, monkeypatch):
 
 def test_version_and_instruction_set():
     assert cosformer.__version__.count(".") == 2
-    assert cosformer.isa() in ("avx512", "avx2", "generic")
+    assert cosformer.isa() in ("amx", "avx512", "avx2", "generic")

@@ -56,7 +56,7 @@ def test_json():
 def test_forced_instruction_set():
     status, out = info(COSFORMER_ISA="sse9")
     assert status == 1
-    assert "error: cosformer: COSFORMER_ISA is 'sse9', expected avx512, avx2 or generic" in out
+    assert "error: cosformer: COSFORMER_ISA is 'sse9', expected amx, avx512, avx2 or generic" in out
 
 
 def test_without_the_library(tmp_path):

@@ -12,11 +12,8 @@
 #define COSFORMER_SRC_KERNELS_SIMD_SOFTMAX_FORWARD_INL_H_
 #endif
 
-#include <hwy/contrib/math/math-inl.h>
-
 #include <algorithm>
-#include <cmath>
-#include <limits>
+#include <bit>
 #include <numbers>
 
 #include "kernels/simd/chunk-inl.h"
@@ -25,6 +22,7 @@
 #include "kernels/simd/softmax_pack-inl.h"
 #include "kernels/simd/softmax_packed-inl.h"
 #include "kernels/simd/softmax_pass.h"
+#include "kernels/simd/softmax_rows-inl.h"
 #include "kernels/simd/softmax_tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -85,32 +83,29 @@ class RowsAhead {
 template <typename T>
 struct ForwardScratch {
   ForwardScratch(const SoftmaxCall& call, int64_t queries, Carver<T>& carver)
-      : tiles(call, queries, carver) {
-    const int64_t rows = round_up(queries, kSoftmaxRows);
+      : tiles(call, queries, carver),
+        rows(round_up(queries, kSoftmaxRows), row_length<T>(call.value_dim),
+             carver) {
+    const int64_t padded = round_up(queries, kSoftmaxRows);
     k_length = row_length<T>(call.dim);
     v_length = row_length<T>(call.value_dim);
-    q = carver.take(strips_size(rows, call.dim));
-    out = carver.take(rows * v_length);
+    q = carver.take(strips_size(padded, call.dim));
     weights = carver.take(kTurn * kForwardKeys);
-    reference = carver.take(round_up(rows, kLanes<T>));
-    sums = carver.take(rows * kLanes<T>);
-    total = carver.take(round_up(rows, kLanes<T>));
     memory = carver.take(kLanes<T> * k_length);
     bias = carver.take(
         call.inputs.relative_bias == nullptr ? 0 : kSoftmaxRows * kForwardKeys);
     const int64_t per = static_cast<int64_t>(sizeof(T));
-    seen = reinterpret_cast<uint8_t*>(carver.take(rows / per + 1));
+
     bits = reinterpret_cast<TileBits*>(
         carver.take(kTurn * static_cast<int64_t>(sizeof(TileBits)) / per));
   }
 
   PackedTiles<T> tiles;
+  RowResults<T> rows;
   int64_t k_length, v_length;
-  T *q, *out;
+  T* q;
   T* weights;  // [kTurn][kForwardKeys]
-  T *reference, *sums, *total;
   T *memory, *bias;
-  uint8_t* seen;
   TileBits* bits;  // of the rows of a turn
 };
 
@@ -122,7 +117,8 @@ class ForwardRun {
         call_(plan.call()),
         bias_(static_cast<const T*>(bias)),
         carver_(memory),
-        s_(call_, longest(plan), carver_) {}
+        s_(call_, BlockRows<T>::longest(plan), carver_),
+        block_(plan) {}
 
   void run(int64_t begin, int64_t end, int64_t next) {
     if (begin >= end) return;
@@ -135,13 +131,6 @@ class ForwardRun {
       if (then != kNone) filled.fill(plan_, plan_.item(then));
       attend(plan_.item(i), list, filled, then);
     }
-  }
-
-  static int64_t longest(const SoftmaxPlan& plan) {
-    int64_t queries = 0;
-    for (const SoftmaxBlock& block : plan.blocks())
-      queries = std::max(queries, block.outer.count);
-    return queries;
   }
 
  private:
@@ -160,22 +149,13 @@ class ForwardRun {
     TileBits all;  // what every row sees
   };
 
-  HeadRows queries_of(const SoftmaxItem& item) const {
-    const AttentionRow& row = plan_.row(item.block->row);
-    return head_rows(call_.inputs.q, row.batch, item.head, row.q_offset);
-  }
-  HeadRows keys_of(const ConstView4& view, const SoftmaxItem& item) const {
-    const AttentionRow& row = plan_.row(item.block->row);
-    return head_rows(view, row.batch, item.head / call_.group, row.kv_offset);
-  }
-
   void attend(const SoftmaxItem& item, const InnerList& inner,
               const InnerList& next, int64_t next_item) {
     item_ = item;
-    side_ = plan_.queries(item.block->row);
+
     rows_ = item.block->outer.count;
-    keys_ = keys_of(call_.inputs.k, item);
-    values_ = keys_of(call_.inputs.v, item);
+    keys_ = block_.keys_of(call_.inputs.k, item);
+    values_ = block_.keys_of(call_.inputs.v, item);
     s_.tiles.start(item.block->row, item.head / call_.group);
     start_rows();
     for (int part = 0; part < InnerList::kParts; ++part) {
@@ -188,31 +168,19 @@ class ForwardRun {
         attend_tile(list, first, count);
       }
     }
-    finish();
+    block_.finish(s_.rows, [&](int64_t t) { return started_[t / kRows]; });
   }
-
-  // Whether the block answers query x, and whether that one sees anything.
-  bool owned(int64_t x) const {
-    return item_.block->is_global || !side_.is_global(x);
-  }
-  bool live(int64_t x) const { return side_.real(x) && owned(x); }
 
   void start_rows() {
     const int64_t padded = round_up(rows_, kRows);
+    block_.start(item_, padded, s_.rows);
     // Scores come as powers of 2.
     const T factor = static_cast<T>(call_.scale * std::numbers::log2e);
     pack_strips<T>(
-        queries_of(item_), item_.block->outer,
-        [&](int64_t x) { return live(x); }, call_.dim, factor, padded, s_.q);
-    std::fill_n(s_.reference, padded, T{0});
-    std::fill_n(s_.sums, padded * kLane, T{0});
-    // Rows that are not live need no reference: what they hold is not used.
-    const bool all_live = side_.mask == nullptr && side_.global_mask == nullptr;
-    for (int64_t t = 0; t < padded; ++t) {
-      const bool is_live =
-          t < rows_ && (all_live || live(item_.block->outer[t]));
-      s_.seen[t] = is_live ? kUnseen : kSeen;
-    }
+        block_.queries_of(item_), item_.block->outer,
+        [&](int64_t x) { return block_.live(x); }, call_.dim, factor, padded,
+        s_.q);
+
     std::fill_n(started_, kBlockQueries / kRows, false);
   }
 
@@ -223,7 +191,7 @@ class ForwardRun {
     if (!list_ahead(inner, part, from, item_) && next_item != kNone) {
       const SoftmaxItem item = plan_.item(next_item);
       const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
-      ahead_.add(queries_of(item), item.block->outer, 0,
+      ahead_.add(block_.queries_of(item), item.block->outer, 0,
                  item.block->outer.count, call_.dim * size);
       list_ahead(next, 0, 0, item);
     }
@@ -257,9 +225,9 @@ class ForwardRun {
       return;
     }
     const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
-    ahead_.add(keys_of(call_.inputs.k, item), list, first, to,
+    ahead_.add(block_.keys_of(call_.inputs.k, item), list, first, to,
                call_.dim * size);
-    ahead_.add(keys_of(call_.inputs.v, item), list, first, to,
+    ahead_.add(block_.keys_of(call_.inputs.v, item), list, first, to,
                call_.value_dim * size);
   }
   void lines_ahead(const T* data, int64_t count) {
@@ -356,10 +324,10 @@ class ForwardRun {
     tile.strip_stride = round_up(rows_, kRows) * kStrip;
     tile.depth = round_up(call_.dim, 4);
     tile.bits = s_.bits + g * kRows;
-    tile.reference = s_.reference + t;
-    tile.seen = s_.seen + t;
-    tile.sums = s_.sums + t * kLane;
-    tile.out = started_[t / kRows] ? s_.out + t * s_.v_length : nullptr;
+    tile.reference = s_.rows.reference + t;
+    tile.seen = s_.rows.seen + t;
+    tile.sums = s_.rows.sums + t * kLane;
+    tile.out = started_[t / kRows] ? s_.rows.out + t * s_.v_length : nullptr;
     tile.out_stride = s_.v_length;
     const T* bias[kRows];
     tile.bias = bias_ == nullptr ? nullptr : bias;
@@ -442,7 +410,7 @@ class ForwardRun {
         const int64_t t = begin + g * kRows;
         const bool add = started_[t / kRows];
         const T* weights = s_.weights + g * kRows * kForwardKeys;
-        T* out = s_.out + t * s_.v_length + c;
+        T* out = s_.rows.out + t * s_.v_length + c;
         const TileBits columns = bit_range(group.from, group.to);
         if (!finite && (group.all & columns) != columns) {
           for (int r = 0; r < kRows; ++r) {
@@ -466,81 +434,18 @@ class ForwardRun {
       if (groups_[g].from < groups_[g].to) started_[begin / kRows + g] = true;
   }
 
-  void finish() {
-    const Tag<T> d;
-    for (int64_t t = 0; t < rows_; ++t) {
-      // A softmax of infinities and NaN is none.
-      s_.total[t] = s_.seen[t] == kNothingFinite
-                        ? std::numeric_limits<T>::quiet_NaN()
-                        : hn::GetLane(hn::SumOfLanes(
-                              d, hn::Load(d, s_.sums + t * kLane)));
-    }
-    if (call_.log_sum_exp != nullptr) store_log_sums();
-    const T kept = static_cast<T>(1 / (1 - call_.options.dropout_p));
-    for (int64_t t = 0; t < rows_; ++t) s_.total[t] = kept / s_.total[t];
-    const IndexList& outer = item_.block->outer;
-    const AttentionRow& row = plan_.row(item_.block->row);
-    const View4& view = call_.out;
-    const HeadRows to = head_rows(view, row.batch, item_.head, row.q_offset);
-    // A run of rows is a strided one.
-    const int64_t run = outer.list == nullptr ? 32 : 1;
-    for (int64_t t = 0; t < rows_; t += run) {
-      uint64_t written = 0, alive = 0;
-      for (int64_t s = 0; s < std::min(run, rows_ - t); ++s) {
-        const int64_t x = outer[t + s];
-        const bool seen =
-            s_.seen[t + s] != kUnseen && started_[(t + s) / kRows] && live(x);
-        written |= uint64_t{owned(x)} << s;
-        alive |= uint64_t{seen} << s;
-      }
-      if (written == 0) continue;
-      write_rows<T>(view.dtype, s_.out + t * s_.v_length, s_.v_length,
-                    s_.total + t, written, alive, call_.value_dim,
-                    {to.at(outer[t]), 0, view.stride[1] * outer.step},
-                    call_.stream);
-    }
-  }
-
-  void store_log_sums() {
-    const Tag<T> d;
-    const AttentionRow& row = plan_.row(item_.block->row);
-    T* to = static_cast<T*>(call_.log_sum_exp) +
-            (row.batch * call_.inputs.q.size[1] + row.q_offset) * call_.heads +
-            item_.head;
-    HWY_ALIGN T logs[kLane];
-    for (int64_t t = 0; t < rows_; ++t) {
-      if (t % kLane == 0) {
-        const Vec<T> total = hn::Load(d, s_.total + t);
-        hn::Store(
-            hn::MulAdd(hn::Load(d, s_.reference + t),
-                       hn::Set(d, std::numbers::ln2_v<T>), hn::Log(d, total)),
-            d, logs);
-      }
-      const int64_t x = item_.block->outer[t];
-      if (!owned(x)) continue;
-      const T total = s_.total[t];
-      T& log_sum = to[x * call_.heads];
-      if (s_.seen[t] == kUnseen || !live(x)) {
-        log_sum = -std::numeric_limits<T>::infinity();
-      } else if (total > 0 && std::isfinite(total)) {
-        log_sum = logs[t % kLane];
-      } else {
-        log_sum = std::numbers::ln2_v<T> * s_.reference[t] + std::log(total);
-      }
-    }
-  }
-
   const SoftmaxPlan& plan_;
   const SoftmaxCall& call_;
   const T* bias_;
   Carver<T> carver_;
   ForwardScratch<T> s_;
+  BlockRows<T> block_;
   InnerList lists_[2];
   TileMask mask_;
   RowsAhead ahead_;
 
   SoftmaxItem item_;
-  SideView side_;
+
   int64_t rows_ = 0;
   HeadRows keys_, values_;
   PackedTile<T> tile_{};                 // at hand

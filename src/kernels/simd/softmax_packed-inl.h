@@ -29,10 +29,13 @@ template <typename T>
 class PackedTiles {
  public:
   // In the memory of a thread; block_queries: of a block, at most.
-  PackedTiles(const SoftmaxCall& call, int64_t block_queries,
-              Carver<T>& carver) {
-    keys_size_ = across_size<T>(kForwardKeys, call.dim);
-    values_size_ = kForwardKeys * row_length<T>(call.value_dim);
+  PackedTiles(const SoftmaxCall& call, int64_t block_queries, Carver<T>& carver)
+      : PackedTiles(call, block_queries, across_size<T>(kForwardKeys, call.dim),
+                    kForwardKeys * row_length<T>(call.value_dim), carver) {}
+  // Of tiles of these sizes, in elements of T.
+  PackedTiles(const SoftmaxCall& call, int64_t block_queries, int64_t keys_size,
+              int64_t values_size, Carver<T>& carver)
+      : keys_size_(keys_size), values_size_(values_size) {
     is_ring_ = call.options.has_window || call.inputs.block_mask != nullptr;
     slots_ = count(call, block_queries);
     // One more for what is not kept.

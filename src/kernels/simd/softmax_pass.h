@@ -28,6 +28,8 @@ struct SoftmaxForward {
 
 const SoftmaxForward& softmax_forward_f32(Isa isa);
 const SoftmaxForward& softmax_forward_f64(Isa isa);
+// On AMX tiles, for inputs of this type, no double.
+const SoftmaxForward& softmax_forward_amx(DType dtype);
 
 Status run_softmax_forward(const SoftmaxCall& call,
                            const SoftmaxForward& forward, Executor& executor);

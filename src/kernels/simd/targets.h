@@ -24,7 +24,7 @@ inline constexpr bool kBuiltForAvx2 = (HWY_TARGETS & HWY_AVX2) != 0;
 // this build has (dispatch.h gives no other).
 #if HWY_TARGETS & HWY_AVX3
 #define COSFORMER_IF_AVX512(isa, function) \
-  isa == Isa::kAvx512 ? N_AVX3::function():
+  isa >= Isa::kAvx512 ? N_AVX3::function():
 #else
 #define COSFORMER_IF_AVX512(isa, function)
 #endif
