@@ -391,6 +391,26 @@ TEST(SoftmaxNumerics, LayoutsGiveTheSameBits) {
   });
 }
 
+// On a machine with AMX: unless it is forced, only calls that are faster on
+// tiles take them.
+TEST(SoftmaxNumerics, ShortCallsTakeNoTilesUnlessForced) {
+  if (supported_isas().front() != "amx") GTEST_SKIP() << "no AMX";
+  const auto bits_on = [](std::string_view isa, const char* text) {
+    EXPECT_TRUE(force_isa(isa).ok());
+    const SoftmaxOutputs o =
+        run_forward(softmax_problem(str_cat("head_dim=64 causal=1 ", text)),
+                    serial_executor());
+    EXPECT_TRUE(force_isa("").ok());
+    return o.out.bits();
+  };
+  const char* const kShort = "q_len=100 kv_len=100";
+  const char* const kLong = "q_len=300 kv_len=300";
+  EXPECT_EQ(bits_on("", kShort), bits_on("avx512", kShort));
+  EXPECT_NE(bits_on("amx", kShort), bits_on("avx512", kShort));
+  EXPECT_NE(bits_on("", kLong), bits_on("avx512", kLong));
+  EXPECT_EQ(bits_on("", kLong), bits_on("amx", kLong));
+}
+
 // Beyond inputs, outputs and gradients: what AlignedBuffer held at most.
 size_t extra_memory(const SoftmaxProblem& p, int threads, bool backward) {
   auto pool = make_thread_pool(threads);
