@@ -61,8 +61,9 @@ def report() -> dict[str, Any]:
     found["isa"] = torch.ops.cosformer.isa()
     if found["isa_forced"] not in (None, "amx", "avx512", "avx2", "generic"):
         found["error"] = (
-            f"cosformer: COSFORMER_ISA is {found['isa_forced']!r}, expected amx, avx512, avx2 "
-            f"or generic: every call on the CPU will be refused. Unset it with `unset COSFORMER_ISA`"
+            f"cosformer: COSFORMER_ISA is {found['isa_forced']!r}, expected amx, "
+            f"avx512, avx2 or generic: every call on the CPU will be refused. Unset it with "
+            f"`unset COSFORMER_ISA`"
         )
     return found | {"runs": _WHERE}
 
