@@ -4,11 +4,10 @@
 // raised where a row's weights in a tile sum to more than 2^30.
 //
 // A cell is 32 queries x a tile of 64 keys, whose scores take four registers
-// twice. Scores go through
-// memory, since tiles and vectors have no registers in common; the weights that
-// come of them are split into terms, and multiplied with values, which were
-// split when they were packed. What a block of queries has so far is kept in
-// memory, too: each cell loads it and adds to it.
+// twice. Scores go through memory, since tiles and vectors have no registers in
+// common; the weights that come of them are split into terms, and multiplied
+// with values, which were split when they were packed. What a block of queries
+// has so far is kept in memory, too: each cell loads it and adds to it.
 //
 // Products of tiles run beside the vectors' work, if both are near enough in
 // the program to be seen together: while one cell is scored and another one's
@@ -60,10 +59,8 @@ struct AmxScratch {
     q = carver.take(round_up(queries, kCell) / kCell * shape.query_bytes / 4);
     scores = carver.take(kScoreBuffers * kCell * kForwardKeys);
     weights = carver.take(2 * weight_bytes() / 4);
-
     const int64_t widest = std::max(call.dim, call.value_dim);
     plain = carver.take(kCell * row_length<float>(widest));
-
     bias = carver.take(call.inputs.relative_bias == nullptr ? 0 : kTileKeys);
   }
 
@@ -80,7 +77,6 @@ struct AmxScratch {
   // Of two cells, one that is written and one that is read, tiles: [two of
   // rows][half][term].
   float* weights;
-
   float* plain;  // rows as they are
   float* bias;
 
@@ -113,8 +109,6 @@ class AmxForwardRun {
 
  private:
   static constexpr int64_t kLane = kLanes<float>;
-  static constexpr int64_t kScoreProducts = kNumProducts<kTerms, kTerms>;
-  static constexpr int64_t kValueProducts = kNumProducts<kWeightTerms, kTerms>;
 
   // Rows [t, t + rows) of the block and a tile of keys.
   struct Cell {
@@ -645,7 +639,6 @@ class AmxForwardRun {
   TileMask mask_;
 
   SoftmaxItem item_;
-
   int64_t rows_ = 0;
   HeadRows queries_, keys_, values_;
   PackedTile<float> tile_{};  // at hand
